@@ -216,7 +216,7 @@ func (st *stats) window() (used, limit int64) {
 
 // summary is what a measurement comes to.
 type summary struct {
-	Summary     bool     `json:"summary"` // true: tells it from the lines before
+	Summary     bool     `json:"summary"` // true: marks the line after those before
 	Complete    bool     `json:"complete"`
 	Bytes       int64    `json:"bytes"` // of record batches' bodies
 	Rows        int64    `json:"rows"`
@@ -227,7 +227,8 @@ type summary struct {
 	RowsPerSec  float64  `json:"rows_per_s"`
 	FirstBatch  float64  `json:"first_batch_s"`
 	EpochRows   []int64  `json:"epoch_rows"` // of the epochs begun
-	// Once says whether each row of each whole epoch came exactly once; null if it cannot be told.
+	// Once says whether each row of each whole epoch came exactly once; null if it is
+	// unknown.
 	Once       *bool   `json:"exactly_once"`
 	Duplicates int64   `json:"duplicates"`
 	Missing    int64   `json:"missing"`

@@ -21,7 +21,7 @@ type policyCmd struct {
 	Samples    int64       `default:"2000" placeholder:"N" help:"Samples of a dataset (default: ${default})."`
 	Epochs     int64       `default:"10" placeholder:"N" help:"Epochs of a job (default: ${default})."`
 	Cache      []share     `default:"10%,25%,50%,75%" placeholder:"SHARE" help:"Sizes of the cache, as shares of all samples (default: ${default})."`
-	Jobs       []int       `default:"1,4" placeholder:"N" help:"Mixes of so many jobs on one dataset, with seeds, speeds (0.5 to 2) and starts (in the first two epochs) drawn by --seed (default: ${default}). The first job has speed 1 and start 0."`
+	Jobs       []int       `default:"1,4" placeholder:"N" help:"Mixes of this many jobs on one dataset, with seeds, speeds (0.5 to 2) and starts (in the first two epochs) drawn by --seed (default: ${default}). The first job has speed 1 and start 0."`
 	Job        []policyJob `sep:"none" placeholder:"KEY=VALUE,…" help:"A job of a mix of its own, in place of --jobs; repeated for each. Keys: dataset, samples, epochs, seed, speed (relative), start (in epochs of speed 1)."`
 	Policy     []string    `default:"next-use,lru,fifo,static,score" placeholder:"NAME" help:"Policies (default: ${default})."`
 	Candidates int         `default:"64" placeholder:"N" help:"How many candidates are compared at each eviction (default: ${default})."`

@@ -32,7 +32,7 @@ type streamCmd struct {
 	Order   string             `placeholder:"ORDER" help:"How strictly the order is kept: strict, window, window:K or free (default: strict)."`
 	Streams int                `default:"1" placeholder:"N" help:"Streams that share each epoch, as the workers of a data loader do, each over a connection of its own (default: ${default})."`
 	Compute time.Duration      `placeholder:"DURATION" help:"Time that each batch takes before the next is asked for, as a training step."`
-	Seconds float64            `placeholder:"N" help:"Stop after so many seconds (default: at the end of the last epoch)."`
+	Seconds float64            `placeholder:"N" help:"Stop after this many seconds (default: at the end of the last epoch)."`
 	JSON    bool               `name:"json" help:"Print a JSON object each second, and a summary, also on a terminal."`
 	linkFlags
 }

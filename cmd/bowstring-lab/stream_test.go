@@ -15,7 +15,7 @@ import (
 	"bowstring/cmd/bowstring/command"
 )
 
-// received is what a stream tells the meter of a batch of one column of positions.
+// received is what a stream reports to the meter for a batch of one column of positions.
 func received(t *testing.T, m *meter, epoch uint64, wait waits, positions ...int64) {
 	t.Helper()
 	b := array.NewInt64Builder(memory.DefaultAllocator)
@@ -58,7 +58,7 @@ func TestMeterFindsWhatIsTwiceAndMissing(t *testing.T) {
 	received(t, m, 6, waits{}, 1)
 	m.end()
 	s := m.summary(stats{}, true)
-	// Of epoch 6 row 1 came twice and one never; epoch 7 did not come.
+	// In epoch 6 row 1 came twice and one never; epoch 7 did not come.
 	if s.Once == nil || *s.Once || s.Duplicates != 1 || s.Missing != 4 {
 		t.Errorf("%+v", s)
 	}

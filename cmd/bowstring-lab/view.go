@@ -119,5 +119,5 @@ func (s summary) text() string {
 	return b.String()
 }
 
-// round keeps so many parts of a unit.
+// round keeps the given number of parts of a unit.
 func round(x, parts float64) float64 { return math.Round(x*parts) / parts }

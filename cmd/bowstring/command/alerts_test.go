@@ -30,7 +30,7 @@ func expectFiring(t *testing.T, o *observed, before flat, want ...string) {
 	after := o.flat()
 	got := firing(t, replayOf(before, after))
 	if !slices.Contains(want, "BowstringStoreBound") && len(want) > 0 {
-		// Who reads little, and that with trouble, waits for the store as well.
+		// A job that reads little, and with errors, waits for the store as well.
 		got = slices.DeleteFunc(got, func(name string) bool { return name == "BowstringStoreBound" })
 	}
 	if !slices.Equal(got, want) {
@@ -43,7 +43,7 @@ func (o *observed) flat() flat {
 	return flatten(o.scrape(), "bowstring", "a:1")
 }
 
-// A server under load without trouble wakes nobody.
+// A server under load without errors raises no alert.
 func TestNoAlertFires(t *testing.T) {
 	o := newObserved(t, observedOptions{
 		spill: spillIn(t.TempDir()), collections: metrics.NewCollections(24 * time.Hour), memoryLimit: 1 << 40,
@@ -139,7 +139,7 @@ func clusterTroubles(t *testing.T) map[string]bool {
 	return fired
 }
 
-// peerTimes are those of so many reads from other nodes that each took as long.
+// peerTimes are those of n reads from other nodes that each took the same time.
 func peerTimes(n int, each time.Duration) fetch.Times {
 	return fetch.Times{Tier: "peer", Count: uint64(n), Sum: time.Duration(n) * each}
 }
@@ -241,7 +241,7 @@ func TestAlertsFire(t *testing.T) {
 		opts.KeepFree = 1 << 60
 		o := newObserved(t, observedOptions{spill: opts})
 		before := o.flat()
-		for o.server.Stats().Engine.Spill.Bypassed == 0 { // blobs are stored by and by
+		for o.server.Stats().Engine.Spill.Bypassed == 0 { // blobs are stored gradually
 			o.mustRead(1)
 		}
 		expect(t, o, before, "BowstringSpillDiskFull")

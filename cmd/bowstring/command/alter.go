@@ -35,7 +35,7 @@ type alterBody struct {
 	DeleteWhere   string            `json:"delete_where,omitempty"`
 }
 
-// altered is what an alteration tells.
+// altered is the output of an alteration.
 type altered struct {
 	Dataset  string   `json:"dataset"`
 	Snapshot int64    `json:"snapshot"`

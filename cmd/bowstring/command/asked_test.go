@@ -50,7 +50,7 @@ func TestAskedOfBuckets(t *testing.T) {
 	same("import", sum.Buckets, before)
 }
 
-// What a bucket was asked is said with its price, and no price is made up.
+// The requests to a bucket are printed with their price, and no price is made up.
 func TestBucketAsked(t *testing.T) {
 	r := object.NewRequests(object.RequestsOptions{})
 	price, _ := r.Prices.Find("s3://photos?region=us-east-1")

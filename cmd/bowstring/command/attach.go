@@ -18,12 +18,12 @@ import (
 
 // AttachCmd is bowstring attach.
 type AttachCmd struct {
-	From    string `arg:"" name:"url" help:"Where the data lies: s3://BUCKET/PREFIX, gs://, az://, https://, file:// or a directory; or KEYSPACE.TABLE of the cluster that the store is in. With --update, the dataset."`
+	From    string `arg:"" name:"url" help:"URL of the data: s3://BUCKET/PREFIX, gs://, az://, https://, file:// or a directory; or KEYSPACE.TABLE of the cluster that the store is in. With --update, the dataset."`
 	Dataset string `arg:"" optional:"" help:"Name of the dataset (default: the last part of URL, without an extension)."`
 	ReadFlags
 	Mode        string          `enum:"create,append,replace" default:"create" help:"What to do with a dataset that exists: create refuses, append adds the rows, replace makes a snapshot of these alone."`
 	DropColumn  []string        `sep:"none" placeholder:"NAME" help:"Column of the dataset that --mode replace and --update may take away or make another of; it is an error that they would of any other. Repeatable."`
-	Lazy        bool            `help:"Do not read blobs, where the format tells where they lie without: folders, tables of paths, tars and raw MDS. Each gets its checksum when it is first read, for good. Columns of what blobs hold, such as width, are left out."`
+	Lazy        bool            `help:"Do not read blobs, if the format has their offsets: folders, tables of paths, tars and raw MDS. Each gets its checksum when it is first read, for good. Columns of what blobs hold, such as width, are left out."`
 	Prove       bool            `help:"Read everything, and know all checksums; with --update, of what was attached by --lazy, what has none. Without --lazy and --prove it is what reading costs that decides."`
 	Inventory   string          `placeholder:"URL" help:"Read what objects there are from a list, and do not list the bucket: manifest.json of an inventory of S3, msc_manifest_index.json of the Multi-Storage Client, or a file of keys (text, .csv, .jsonl, .parquet). An update lists the bucket, unless it is given one."`
 	Index       source.UseIndex `enum:"all,sample,none" default:"all" help:"What is taken from an index beside a tar (.idx): where to read, and all headers are read (all); members, and a sample of their headers is compared (sample); or nothing (none). It matters where headers are walked."`

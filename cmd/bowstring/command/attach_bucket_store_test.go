@@ -8,8 +8,9 @@ import (
 	"testing"
 )
 
-// An update of what is attached to a store in a bucket makes a snapshot where something has changed, and none elsewhere.
-// What it needs of the snapshot before lasts when that is dropped and collected.
+// An update of what is attached to a store in a bucket makes a snapshot where something
+// has changed, and none elsewhere. The parts of the previous snapshot that it needs last
+// when that is dropped and collected.
 func TestAttachUpdateInBucketStore(t *testing.T) {
 	root := t.TempDir()
 	put := func(name, content string) {

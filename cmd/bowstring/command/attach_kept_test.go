@@ -180,7 +180,7 @@ func TestAttachProves(t *testing.T) {
 	}
 	denied("x-1.tar", "x-2.tar")
 	update(updated{Kept: 18}, false)
-	// What is new is walked as before, and read.
+	// New objects are walked as before, and read.
 	server.PutObject("b", "x-3.tar", []byte(tarOf(t, tar.FormatUSTAR, members("d")...)))
 	update(updated{Kept: 18, New: 6}, true)
 	// All of it is read again by its URL.

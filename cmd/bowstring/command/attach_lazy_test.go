@@ -31,7 +31,7 @@ func refRows(t *testing.T, dir, dataset string) (*schema.Snapshot, []refRow, map
 	return manifestOf(t, st, dataset)
 }
 
-// manifestOf are the rows of a dataset in a store, and the sets that they lie in.
+// manifestOf are the rows of a dataset in a store, and their sets.
 func manifestOf(t testing.TB, st store.Store, dataset string) (*schema.Snapshot, []refRow,
 	map[schema.ObjectPrefix]*schema.ObjectSet) {
 	t.Helper()
@@ -66,8 +66,9 @@ func manifestOf(t testing.TB, st store.Store, dataset string) (*schema.Snapshot,
 	return snap, rows, sets
 }
 
-// TestAttachLazy: what is attached without being read has the ids of an import, in its order, and each blob is where it is
-// said to lie; its reference says that its checksum is not known.
+// TestAttachLazy: data that is attached without being read has the ids of an import, in
+// its order, and each blob is at its extent; its reference says that its checksum is not
+// known.
 func TestAttachLazy(t *testing.T) {
 	for _, c := range attachedSets {
 		t.Run(c.name, func(t *testing.T) {
@@ -144,7 +145,7 @@ func TestAttachLazyTars(t *testing.T) {
 	if read := server.Counts().Sent - before; read > int64(size)/50 {
 		t.Errorf("%d of %d bytes were read", read, size)
 	}
-	// Proving reads all. The rows lie where they lay, and have checksums.
+	// Proving reads all. The rows have the same extents as before, and checksums.
 	sum := attachJSON(t, "--update", "d", "--prove", "--store", there)
 	if *sum.Update != (updated{Proven: 24}) {
 		t.Errorf("%+v", *sum.Update)

@@ -87,8 +87,8 @@ func (a *attachment) readAsBefore() {
 	}
 }
 
-// An attachment is lazy by itself if reading takes lazySeconds, and lazyTimes as long as walking. What a machine does
-// in a second is a rule of thumb.
+// An attachment is lazy by itself if reading takes lazySeconds, and lazyTimes as long as
+// walking. The speed of a machine is a rule of thumb.
 const (
 	lazySeconds    = 600
 	lazyTimes      = 10
@@ -105,7 +105,7 @@ func (c *AttachCmd) decide(e source.Estimate) bool {
 	return c.Lazy
 }
 
-// place writes where the data lies as the URL of a bucket with a prefix.
+// place writes the location of the data as the URL of a bucket with a prefix.
 func (c *AttachCmd) place() error {
 	if object.IsURL(c.From) {
 		_, _, err := object.SplitURL(c.From)
@@ -126,7 +126,7 @@ func (c *AttachCmd) place() error {
 // attachGC is the percentage by which the heap of an attachment may grow between two collections.
 const attachGC = 25
 
-// attachObjects attaches what lies in a bucket or a directory.
+// attachObjects attaches the data of a bucket or a directory.
 func (c *AttachCmd) attachObjects(ctx context.Context, app *App, addr string) (err error) {
 	for name, set := range map[string]bool{"metadata": c.Metadata != "", "split-column": c.SplitColumn != "",
 		"media": c.Media != "", "skip-existing": c.SkipExisting} {
@@ -348,7 +348,7 @@ func (a *attachment) open(ctx context.Context, app *App) (source.Source, *source
 	c := a.cmd
 	from := c.sourceOptions()
 	from.Decide, from.Index, from.Inventory = c.decide, c.Index, c.Inventory
-	from.TokenBlobs = true // they stay where they lie
+	from.TokenBlobs = true // they stay in place
 	from.Begin = func(e source.Estimate) error {
 		a.estimate(app, e)
 		return nil
@@ -391,7 +391,7 @@ func (a *attachment) open(ctx context.Context, app *App) (source.Source, *source
 			return nil, nil, err
 		}
 		if c.Lazy && !src.Walked() && a.kept == nil {
-			app.Notef("of %s it is not known where samples lie without reading them: all is read", src.Format())
+			app.Notef("%s does not have the offsets of its samples: all is read", src.Format())
 		}
 		a.listing, err = attach.NewListing(bucket, c.reading(src.Format()), c.Lazy && src.Walked(), objects, a.sets)
 		if err != nil {
@@ -402,7 +402,7 @@ func (a *attachment) open(ctx context.Context, app *App) (source.Source, *source
 	}
 }
 
-// knowRows has samples that lie where they lay not be read.
+// knowRows avoids reading samples whose extents have not changed.
 func (a *attachment) knowRows(reader *source.Reader) {
 	var rows []*attach.Rows
 	for _, r := range a.before() {
@@ -449,9 +449,10 @@ func (a *attachment) bases(ctx context.Context) (all []*attach.Rows, err error) 
 	return all, nil
 }
 
-// asAttached reports whether the rows of the snapshot that is replaced are as attachments made them. What has changed rows
-// otherwise, a merge or a deletion, marks their sets. Programs that set no marks left the sets of the snapshot before, which
-// are compared, down to the one that the first of several appends has added to.
+// asAttached reports whether the rows of the snapshot that is replaced are as attachments
+// made them. Other changes of rows, a merge or a deletion, mark their sets. Programs that
+// set no marks left the sets of the snapshot before, which are compared, down to the one
+// that the first of several appends has added to.
 func (a *attachment) asAttached(ctx context.Context) (bool, error) {
 	attached := func(snap *schema.Snapshot) (all []schema.SetRef) {
 		for _, ref := range snap.Sets {
@@ -639,7 +640,7 @@ func (a *attachment) mixing(ctx context.Context, snap *schema.Snapshot) (m *fetc
 	return e.Mixing(ctx, job)
 }
 
-// putSets has a snapshot name the sets that blobs lie in by now.
+// putSets makes a snapshot name the sets that have blobs by now.
 func (a *attachment) putSets(ctx context.Context, w *ingest.Writer) error {
 	for _, ref := range a.listing.KeptSets() {
 		if !a.store.Traits().Segments {

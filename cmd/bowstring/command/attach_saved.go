@@ -93,8 +93,8 @@ func (s *saved) begin(ctx context.Context, app *App, src source.Source, columns 
 	return nil
 }
 
-// write puts down the rows of a batch that are not there yet. What is there is made a snapshot between two objects, if that
-// is due.
+// write puts down the rows of a batch that are not there yet. The rows so far become a
+// snapshot between two objects, if that is due.
 func (s *saved) write(ctx context.Context, b *source.Batch, refs [][]*schema.BlobRef) error {
 	if s.ended {
 		return nil
@@ -150,7 +150,7 @@ func (s *saved) write(ctx context.Context, b *source.Batch, refs [][]*schema.Blo
 	return put(len(b.IDs))
 }
 
-// objectsOf are the objects that the blobs of a row lie in.
+// objectsOf are the objects with the blobs of a row.
 func objectsOf(refs [][]*schema.BlobRef, row int) (all []schema.ObjectAddress) {
 	for c := range refs {
 		if refs[c][row] != nil {

@@ -173,7 +173,7 @@ type attached struct {
 	flags []string
 	// refused is how many rows of the import cannot be attached.
 	refused int
-	packed  bool // its blobs lie in units
+	packed  bool // its blobs are in units
 }
 
 func testdata(path string) func(*testing.T) string {
@@ -286,8 +286,8 @@ func importAndAttach(t *testing.T, c attached) (imported, there string) {
 	return imported, there
 }
 
-// TestAttachedEqualsImported: an attached dataset has the rows of the imported one, byte by byte, and no blob of it lies
-// in the store.
+// TestAttachedEqualsImported: an attached dataset has the rows of the imported one, byte
+// by byte, and no blob of it is in the store.
 func TestAttachedEqualsImported(t *testing.T) {
 	for _, c := range attachedSets {
 		t.Run(c.name, func(t *testing.T) {
@@ -360,7 +360,7 @@ func TestAttachUpdate(t *testing.T) {
 	if err := os.Remove(filepath.Join(root, "train/bee/001.jpg")); err != nil {
 		t.Fatal(err)
 	}
-	// What has not changed is not read: it could not be.
+	// Unchanged objects are not read: they could not be.
 	kept := filepath.Join(root, "train/ant/002.jpg")
 	if os.Geteuid() != 0 {
 		if err := os.Chmod(kept, 0); err != nil {
@@ -413,7 +413,7 @@ func TestAttachUpdate(t *testing.T) {
 	if _, got = storedRows(t, there, "d"); !slices.EqualFunc(want, got, sameRow) {
 		t.Errorf("with a class more: rows %+v\nimported: %+v", got, want)
 	}
-	// What is read otherwise is read again, into other sets.
+	// Objects that are read in another way are read again, into other sets.
 	if sum := attachJSON(t, "--mode", "replace", "--leave-out", "width", "--drop-column", "width", root, "d", "--store",
 		there); *sum.Update != (updated{Changed: 41}) {
 		t.Errorf("%+v", sum.Update)
@@ -492,7 +492,8 @@ func TestAttachedObjectChanges(t *testing.T) {
 	}
 }
 
-// TestAttachRefuses: what lies nowhere in one piece is listed, with what to do instead.
+// TestAttachRefuses: a blob that is not in one piece anywhere is listed, with what to do
+// instead.
 func TestAttachRefuses(t *testing.T) {
 	root := writeFiles(t, map[string]string{"train-0.tar": tarOf(t, tar.FormatUSTAR, "a.jpg", string(photo(t, 1))),
 		"train-1.tar.gz": gzipOf(t, tarOf(t, tar.FormatUSTAR, "b.jpg", string(photo(t, 2))))})

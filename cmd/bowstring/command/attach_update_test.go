@@ -40,7 +40,8 @@ func upload(t *testing.T, server *objecttest.Server, root, bucket, folder string
 	return strings.Replace(where, "?", "/"+folder+"?", 1)
 }
 
-// objectsOfRows are the keys of the objects that the rows of a dataset lie in, with the number of rows of each.
+// objectsOfRows are the keys of the objects with the rows of a dataset, with the number
+// of rows of each.
 func objectsOfRows(t *testing.T, dir, dataset string) map[string]int64 {
 	t.Helper()
 	st, err := openStore(t.Context(), dir, false, quiet)
@@ -80,7 +81,7 @@ func TestAttachUpdateShards(t *testing.T) {
 			objects := objectsOfRows(t, there, "d")
 			keys := slices.Sorted(maps.Keys(objects))
 			if len(keys) == 0 {
-				t.Fatal("the rows lie in no object")
+				t.Fatal("the rows are in no object")
 			}
 			for i, again := range append(keys, "") { // the one that is put again
 				server.Heal()
@@ -196,8 +197,8 @@ func TestAttachResumes(t *testing.T) {
 	}
 	read := int64(0)
 	for kills := range 3 {
-		// What is read of a tar is not to end: the attachment waits there until it is killed. The first two stretches of it are
-		// read for the columns.
+		// The read of a tar must not end: the attachment waits there until it is killed.
+		// The first two stretches of it are read for the columns.
 		stuck := fmt.Sprintf("data/train-%02d.tar", 3*kills+4)
 		for wait := time.Second; ; wait *= 2 {
 			server.Fail(objecttest.Fault{Kinds: []objecttest.Kind{objecttest.Get}, Prefix: stuck, Skip: 2, Hang: true})
@@ -223,7 +224,7 @@ func TestAttachResumes(t *testing.T) {
 				t.Fatalf("nothing more than %d rows was put down; stderr: %s", read, errs.String())
 			}
 		}
-		// What was put down is not read again.
+		// Saved rows are not read again.
 		for key := range objectsOfRows(t, there, "d.attaching") {
 			server.Fail(objecttest.Fault{Kinds: []objecttest.Kind{objecttest.Get}, Prefix: key, Status: 403, Code: "AccessDenied"})
 		}

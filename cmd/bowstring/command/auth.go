@@ -85,7 +85,7 @@ type guards struct {
 
 // AuthCheckCmd is bowstring auth check.
 type AuthCheckCmd struct {
-	Principal string   `arg:"" help:"Who calls; anonymous for callers without a name."`
+	Principal string   `arg:"" help:"Name of the caller; anonymous for callers without a name."`
 	Dataset   string   `arg:"" help:"The dataset, which there need not be."`
 	Group     []string `placeholder:"GROUP" help:"A group that the principal is in; may be given again."`
 	guardFlags

@@ -229,7 +229,7 @@ func (m *serving) conclude(parts []servedPart) {
 	}
 }
 
-// cpu is the processor time that the server has used.
+// cpu is the CPU time that the server has used.
 func (m *serving) cpu(ctx context.Context) (time.Duration, error) {
 	now, err := actOne[calibrated](ctx, m.client, "calibrate", map[string]any{"probe": false})
 	return time.Duration(now.CPU), err

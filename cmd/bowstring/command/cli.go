@@ -33,7 +33,7 @@ type CLI struct {
 	Tag        TagCmd        `cmd:"" help:"Name a snapshot, as prod in DATASET@prod, or list the names."`
 	Untag      UntagCmd      `cmd:"" help:"Remove a name of a snapshot."`
 	Drop       DropCmd       `cmd:"" help:"Drop a dataset or one of its snapshots."`
-	Attach     AttachCmd     `cmd:"" help:"Make a dataset of what lies in a bucket, without copying."`
+	Attach     AttachCmd     `cmd:"" help:"Make a dataset of data in a bucket, without copying."`
 	Cluster    ClusterCmd    `cmd:"" help:"Look at clusters: servers that own the samples of a store together."`
 	Token      TokenCmd      `cmd:"" help:"Make, revoke and list tokens that let clients in."`
 	OwnStore   StoreCmd      `cmd:"" name:"store" help:"Work on the store itself."`

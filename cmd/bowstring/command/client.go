@@ -71,11 +71,11 @@ func (a *App) connect(ctx context.Context, create bool) (*client, error) {
 			}
 			token = &own
 		}
-		door, err := a.globals.dialOptions(*token, host, encrypted)
+		auth, err := a.globals.dialOptions(*token, host, encrypted)
 		if err != nil {
 			return nil, err
 		}
-		options = append(options, door...)
+		options = append(options, auth...)
 		options = append(options, grpc.WithKeepaliveParams(keepalive.ClientParameters{
 			Time: serverSilent, Timeout: serverAnswer}))
 		if addr = host; !strings.HasPrefix(host, "unix:") {
@@ -266,8 +266,8 @@ func unreachable(err error) (why string, ok bool) {
 	return strings.TrimPrefix(why, "transport: Error while dialing: "), ok
 }
 
-// message is what a person is told of err: of an error from a server only what
-// the server says, without the wrapping that gRPC gives it.
+// message is the text of err for people: for an error from a server only the server's
+// text, without gRPC's wrapping.
 func message(err error) string {
 	text := err.Error()
 	var remote interface{ GRPCStatus() *status.Status }
@@ -323,9 +323,10 @@ func (f *clientFlags) dialOptions(token, addr string, encrypted bool) ([]grpc.Di
 	return append(options, grpc.WithPerRPCCredentials(bearer(token))), nil
 }
 
-// token is what the server that the user has named is to know the caller by, if anything. Of a token in a file and one
-// in the environment it is the one that is set closer to the command line. It belongs to the server that is named where
-// it is, if one is, and is sent to no other.
+// token is what the server that the user has named is to know the caller by, if anything.
+// If there is a token in a file and one in the environment, the one that is set closer to
+// the command line is used. It belongs to the server that is named where it is, if one
+// is, and is sent to no other.
 func (a *App) token() (string, error) {
 	f := &a.globals.clientFlags
 	from := a.settings.origin("token-file")

@@ -102,7 +102,7 @@ func (f *clusterFlags) part(d *auth.Authenticator, sources *auth.Sources, log *s
 		}
 		p.keys = peer.NewKeys(*p.keyFile.Current().Load()...)
 	}
-	p.lends = p.keys != nil || !d.Authenticates()
+	p.peers = p.keys != nil || !d.Authenticates()
 	p.tls = &tls.Config{MinVersion: tls.VersionTLS13}
 	if f.ClusterCA != "" {
 		text, err := os.ReadFile(f.ClusterCA)
@@ -125,19 +125,19 @@ type clusterPart struct {
 	tls              *tls.Config
 	protocol         int  // the only one that is spoken with other nodes; 0 for those that there are
 	plaintext        bool // nodes whose address is grpc:// are asked
-	lends            bool // other nodes read by way of it, and it by way of them
+	peers            bool // other nodes read by way of it, and it by way of them
 	egress           *admission.Egress
 }
 
-// join makes the tier of the other nodes, and the door for them, as far as there is a spill: what a node
-// owns, it keeps there.
+// join makes the tier of the other nodes. With a spill it also makes the listener for
+// them, because a node keeps its own blobs there.
 func (p *clusterPart) join(n *node, to *flight.Options, log *slog.Logger) (err error) {
 	n.figures = &clusterFigures{
 		cluster: p.name, node: p.node, view: n.members.View, layout: n.members.Now,
 		sent: func() []flight.SentStats { return n.server.SentToPeers() },
 	}
 	n.part = p
-	if !p.lends || n.spill == nil {
+	if !p.peers || n.spill == nil {
 		log.Info("blobs are not read from other nodes, nor by them", "key", p.keys != nil, "spill", n.spill != nil)
 		return nil
 	}
@@ -206,7 +206,7 @@ func (f *clusterFlags) described(id string, listen net.Addr, encrypted bool, spi
 		}
 	}
 	if encrypted && !f.PeerPlaintext && !strings.HasPrefix(n.Address, "grpc+tls://") {
-		return n, usagef("--advertise: got %s, want grpc+tls://HOST:PORT: the server has a certificate, and who asks it "+
+		return n, usagef("--advertise: got %s, want grpc+tls://HOST:PORT: the server has a certificate, and a peer "+
 			"uses TLS; --peer-plaintext says that something before it takes off TLS", n.Address)
 	}
 	return n, n.Check()
@@ -327,7 +327,8 @@ func (f *clusterFigures) now() *metrics.Cluster {
 	return c
 }
 
-// classes tells the class of a node. One that is in another zone than before keeps its class.
+// classes returns the class of a node. One that is in another zone than before keeps its
+// class.
 func (f *clusterFigures) classes(nodes []layout.Node) (classOf func(node string) string, own string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -354,7 +355,7 @@ func (f *clusterFigures) classes(nodes []layout.Node) (classOf func(node string)
 type ClusterCmd struct {
 	Status  ClusterStatusCmd  `cmd:"" help:"List the nodes of a cluster and what they own."`
 	Drain   ClusterDrainCmd   `cmd:"" help:"Have a node leave its cluster: its streams move, its cache is handed over, and it ends."`
-	Undrain ClusterUndrainCmd `cmd:"" help:"Have a node stay that was told to drain and has not ended."`
+	Undrain ClusterUndrainCmd `cmd:"" help:"Cancel the drain of a node that has not ended."`
 }
 
 // ClusterStatusCmd is bowstring cluster status.
@@ -398,14 +399,14 @@ func (n *nodeStatus) state() string {
 
 // Run lists the nodes.
 func (c *ClusterStatusCmd) Run(ctx context.Context, app *App) error {
-	m, done, err := lookAt(ctx, app, "cluster status", c.Name)
+	m, done, err := openMembers(ctx, app, "cluster status", c.Name)
 	if err != nil {
 		return err
 	}
 	defer done()
-	look, cancel := context.WithTimeout(ctx, 30*time.Second)
+	reading, cancel := context.WithTimeout(ctx, 30*time.Second)
 	defer cancel()
-	view, err := m.Refresh(look)
+	view, err := m.Refresh(reading)
 	if err != nil {
 		return err
 	}
@@ -425,8 +426,8 @@ func (c *ClusterStatusCmd) Run(ctx context.Context, app *App) error {
 	return app.show(c.JSON, status, t)
 }
 
-// lookAt returns the members of a cluster, of whom the caller is none, and what ends looking at them.
-func lookAt(ctx context.Context, app *App, command, name string) (*members.Members, func(), error) {
+// openMembers returns the members of a cluster, of whom the caller is none, and what ends looking at them.
+func openMembers(ctx context.Context, app *App, command, name string) (*members.Members, func(), error) {
 	addr, err := app.ownStore(command)
 	if err != nil {
 		return nil, nil, err
@@ -465,8 +466,8 @@ func statusOf(cluster string, view members.View) (clusterStatus, error) {
 	return status, nil
 }
 
-// drainLook is how often the command looks how far a node is.
-const drainLook = time.Second
+// drainPoll is how often the command looks how far a node is.
+const drainPoll = time.Second
 
 // ClusterDrainCmd is bowstring cluster drain.
 type ClusterDrainCmd struct {
@@ -477,14 +478,14 @@ type ClusterDrainCmd struct {
 
 // Help is shown below the summary.
 func (*ClusterDrainCmd) Help() string {
-	return `The node reads what it is told from the store, within some seconds. Then it owns nothing any more, its streams end at a batch with a
-ticket and the addresses to go on at, and the new owners of what it has cached take over what running jobs will use, soonest first. When nobody wants
-more, or --handover-timeout of the server is over, it ends. SIGTERM to the server does the same within --drain-timeout.`
+	return `The node reads the request from the store, within some seconds. Then it owns nothing any more, its streams end at a batch with a
+ticket and the addresses to go on at, and the new owners of what it has cached take over what running jobs will use, soonest first. The node
+ends when no other one reads more, or after --handover-timeout of the server. SIGTERM to the server does the same within --drain-timeout.`
 }
 
-// Run tells the node to drain.
+// Run writes the request to drain to the store.
 func (c *ClusterDrainCmd) Run(ctx context.Context, app *App) error {
-	m, done, err := lookAt(ctx, app, "cluster drain", c.Name)
+	m, done, err := openMembers(ctx, app, "cluster drain", c.Name)
 	if err != nil {
 		return err
 	}
@@ -493,7 +494,7 @@ func (c *ClusterDrainCmd) Run(ctx context.Context, app *App) error {
 		return err
 	}
 	if !c.Wait {
-		app.Notef("node %s is told to drain", c.Node)
+		app.Notef("node %s will drain", c.Node)
 		return nil
 	}
 	process, said := m.Process(c.Node), ""
@@ -513,7 +514,7 @@ func (c *ClusterDrainCmd) Run(ctx context.Context, app *App) error {
 				app.Notef("%s", line)
 			}
 		}
-		if !sleep(ctx, drainLook) {
+		if !sleep(ctx, drainPoll) {
 			return context.Cause(ctx)
 		}
 	}
@@ -527,7 +528,7 @@ type ClusterUndrainCmd struct {
 
 // Run takes the order back.
 func (c *ClusterUndrainCmd) Run(ctx context.Context, app *App) error {
-	m, done, err := lookAt(ctx, app, "cluster undrain", c.Name)
+	m, done, err := openMembers(ctx, app, "cluster undrain", c.Name)
 	if err != nil {
 		return err
 	}
@@ -535,7 +536,7 @@ func (c *ClusterUndrainCmd) Run(ctx context.Context, app *App) error {
 	if err := m.Order(ctx, c.Node, false); err != nil {
 		return err
 	}
-	app.Notef("node %s is told to stay, if it has not ended", c.Node)
+	app.Notef("node %s will stay, if it has not ended", c.Node)
 	return nil
 }
 
@@ -552,7 +553,7 @@ func (c *ServeCmd) leave(app *App, n *node, id string) cluster.Drain {
 
 // obey has the server leave its cluster while it is ordered to, until ctx ends; it returns true when it has left.
 func (c *ServeCmd) obey(ctx context.Context, app *App, n *node, id string) bool {
-	tick := time.NewTicker(orderLook)
+	tick := time.NewTicker(orderPoll)
 	defer tick.Stop()
 	for {
 		select {
@@ -586,12 +587,13 @@ func (c *ServeCmd) obey(ctx context.Context, app *App, n *node, id string) bool 
 	}
 }
 
-// orderLook is how often a server looks whether it is ordered to drain. That asks nobody.
-const orderLook = 200 * time.Millisecond
+// orderPoll is how often a server looks whether it is ordered to drain. That sends no
+// request.
+const orderPoll = 200 * time.Millisecond
 
 // errHandover ends a handover that takes too long.
 var errHandover = errors.New("the handover timeout is over")
 
-// handoverShare is the part of the drain timeout after a signal in which a node of a cluster hands over. What is left
-// is for what does not end before.
+// handoverShare is the part of the drain timeout after a signal in which a node of a
+// cluster hands over. The rest is for work that does not end before.
 const handoverShare = 0.9

@@ -12,7 +12,7 @@ import (
 	"bowstring/fetch/members"
 )
 
-// What cluster status --json prints is a format that programs read: docs/cli.md has it.
+// The output of cluster status --json is a format that programs read: docs/cli.md has it.
 func TestClusterStatusJSON(t *testing.T) {
 	node := func(id, zone string) layout.Node {
 		return layout.Node{ID: id, Address: "grpc://" + id + ":8815", Zone: zone, Weight: 2, Capacity: 1 << 30}

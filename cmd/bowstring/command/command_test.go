@@ -188,7 +188,7 @@ func damageRow(dir string, of datasetRef, row int64) error {
 		return err
 	}
 	if !ok {
-		return fmt.Errorf("row %d lies in no file", row)
+		return fmt.Errorf("row %d is in no file", row)
 	}
 	f, err := os.OpenFile(name, os.O_RDWR, 0)
 	if err != nil {

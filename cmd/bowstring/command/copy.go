@@ -24,8 +24,8 @@ type CopyCmd struct {
 	MoveTags     bool   `help:"Have tags that TO has for other snapshots name the copies (default: they stay)."`
 	LeaveDropped bool   `help:"Leave out snapshots that TO has dropped (default: they are a conflict)."`
 	Renumber     bool   `help:"Make each snapshot the next one of its dataset in TO, in place of keeping its number."`
-	Attached     string `enum:"value,reference" default:"value" help:"What becomes of what is attached: value (it becomes blobs of TO) or reference (it stays where it lies, and TO has to reach it there)."`
-	Rate         size   `placeholder:"SIZE" help:"Send so many bytes a second at most, such as 200MB (default: no limit)."`
+	Attached     string `enum:"value,reference" default:"value" help:"Treatment of attached data: value (it becomes blobs of TO) or reference (it stays in place, and TO has to reach it there)."`
+	Rate         size   `placeholder:"SIZE" help:"Send at most this many bytes a second, such as 200MB (default: no limit)."`
 	Workers      int    `default:"32" placeholder:"N" help:"Blobs under way at once (default: ${default})."`
 	JSON         bool   `name:"json" help:"Print a JSON object."`
 }

@@ -25,7 +25,7 @@ type bucketRight struct {
 	Profile    string `yaml:"profile"`     // a section of AWS's files
 	KeysFile   string `yaml:"keys_file"`   // a JSON file of id, secret and token
 	GoogleFile string `yaml:"google_file"` // a JSON file of Google's, as of a service account
-	// Tenants are those that may read what lies there; nil: all.
+	// Tenants are those that may read the data there; nil: all.
 	Tenants []string `yaml:"tenants"`
 }
 
@@ -111,10 +111,10 @@ func (l bucketRights) limits() bool {
 	return slices.ContainsFunc(l, func(r bucketRight) bool { return r.Tenants != nil })
 }
 
-// mayRead is a schema.ErrDenied unless a tenant may read what lies in a bucket.
+// mayRead is a schema.ErrDenied unless a tenant may read the data of a bucket.
 func (l bucketRights) mayRead(tenant, url string) error {
 	if r := l.of(url); r != nil && r.Tenants != nil && !slices.Contains(r.Tenants, tenant) {
-		return fmt.Errorf("%w: samples of it lie in %s, which tenant %s may not read: ask the operator to name the tenant in "+
+		return fmt.Errorf("%w: samples of it are in %s, which tenant %s may not read: ask the operator to name the tenant in "+
 			"the file of --bucket-credentials", schema.ErrDenied, url, schema.Quote(tenant))
 	}
 	return nil
@@ -140,7 +140,7 @@ func (l bucketRights) options(url string, o object.Options) (object.Options, err
 		d := json.NewDecoder(bytes.NewReader(text))
 		d.DisallowUnknownFields()
 		if d.Decode(&keys) != nil || keys.Secret == "" && keys.Token == "" {
-			// What is wrong is not said: it would be a part of a secret.
+			// The cause is left out: it would be a part of a secret.
 			return o, fmt.Errorf("%w: keys of %s: %s has no object with \"secret\" (and \"id\") or \"token\"", schema.ErrDenied, url,
 				r.KeysFile)
 		}

@@ -57,7 +57,7 @@ func becomeOwnCommand(name string, args []string) error {
 
 // becomePython becomes a Python that runs a program with arguments.
 func becomePython(self, start string, args ...string) error {
-	python, err := pythonBeside(self)
+	python, err := pythonNextTo(self)
 	if err != nil {
 		return err
 	}
@@ -77,13 +77,13 @@ except KeyboardInterrupt:
     sys.exit("stopped")
 `
 
-// pythonBeside is the interpreter of the environment that the program was
+// pythonNextTo is the interpreter of the environment that the program was
 // installed into, or else the first one on the path.
-func pythonBeside(self string) (string, error) {
+func pythonNextTo(self string) (string, error) {
 	for _, name := range []string{"python3", "python"} {
-		beside := filepath.Join(filepath.Dir(self), name)
-		if _, err := os.Stat(beside); err == nil {
-			return beside, nil
+		sibling := filepath.Join(filepath.Dir(self), name)
+		if _, err := os.Stat(sibling); err == nil {
+			return sibling, nil
 		} else if !errors.Is(err, fs.ErrNotExist) {
 			return "", fmt.Errorf("finding Python: %w", err)
 		}

@@ -117,8 +117,8 @@ func printFindings(app *App, found store.Findings) error {
 	return out.print(app.Stdout)
 }
 
-// logProblems has a server say at its start what is wrong below it, as far as a few
-// small reads tell.
+// logProblems logs at a server's start what is wrong with its machine and store, as far
+// as a few small reads show.
 func logProblems(ctx context.Context, app *App, dir string, served store.Store) {
 	var found store.Findings
 	if far, ok := store.As[interface {
@@ -145,7 +145,7 @@ type setup struct {
 	now   time.Time
 	files uint64 // that the process may have open
 
-	memory, window     int64 // bytes that the process may use, and that windows may; 0 if nobody knows
+	memory, window     int64 // bytes that the process may use, and that windows may; 0 if unknown
 	spill              string
 	keepFree           int64
 	connections        int
@@ -210,8 +210,8 @@ func thisSetup(app *App) (*setup, error) {
 
 // examine looks at all of it, and changes nothing.
 func (s *setup) examine() (f store.Findings) {
-	s.lookAtFiles(&f)
-	s.lookAtWindows(&f)
+	s.checkFiles(&f)
+	s.checkWindows(&f)
 	if s.memory > 0 && s.window > s.memory/2 {
 		f.Warning(checkMemory, "lower serve.window-memory to a quarter of it, or raise the limit of the control group",
 			"windows may take %s of the %s that the process may use", humanize.IBytes(uint64(s.window)),
@@ -220,24 +220,24 @@ func (s *setup) examine() (f store.Findings) {
 		f.OK(checkMemory, "the process may use %s", humanize.IBytes(uint64(s.memory)))
 	}
 	if s.spill != "" {
-		s.lookAtSpill(&f)
+		s.checkSpill(&f)
 	}
 	for _, key := range []string{"serve.tls-cert", "serve.tls-client-ca", "serve.admin-cert"} {
 		if path := s.certificates[key]; path != "" {
-			s.lookAtCertificate(&f, key, path)
+			s.checkCertificate(&f, key, path)
 		}
 	}
 	if s.rules != "" {
-		s.lookAtRules(&f)
+		s.checkRules(&f)
 	}
 	if s.auditFolder != "" {
-		s.lookAtAudit(&f)
+		s.checkAudit(&f)
 	}
 	return f
 }
 
-// lookAtFiles compares the limit with what a full server has open: connections, those to the store, segments.
-func (s *setup) lookAtFiles(f *store.Findings) {
+// checkFiles compares the limit with what a full server has open: connections, those to the store, segments.
+func (s *setup) checkFiles(f *store.Findings) {
 	need := uint64(s.connections) + 1024
 	switch {
 	case s.files < 1024:
@@ -255,9 +255,9 @@ func (s *setup) lookAtFiles(f *store.Findings) {
 // windowLow is the TCP window below which one connection cannot carry 1 Gbit/s over 30 ms.
 const windowLow = 4 << 20
 
-// lookAtWindows looks at how much of a connection the kernel lets be on its way: that bounds its bytes a second over a
+// checkWindows looks at how much of a connection the kernel lets be on its way: that bounds its bytes a second over a
 // far link.
-func (s *setup) lookAtWindows(f *store.Findings) {
+func (s *setup) checkWindows(f *store.Findings) {
 	if text, err := s.read("proc/sys/net/ipv4/tcp_window_scaling"); err == nil && text == "0" {
 		f.Problem(checkWindows, "sysctl -w net.ipv4.tcp_window_scaling=1",
 			"windows are not scaled: a connection carries 64 KiB a round trip")
@@ -302,8 +302,8 @@ var notForSpill = map[int64]string{
 	unix.V9FS_MAGIC:       "9p, no disk of this machine",
 }
 
-// lookAtSpill looks at the disk that the cache is on, or will be made on.
-func (s *setup) lookAtSpill(f *store.Findings) {
+// checkSpill looks at the disk that the cache is on, or will be made on.
+func (s *setup) checkSpill(f *store.Findings) {
 	dir := s.spill
 	var st unix.Statfs_t
 	for {
@@ -342,7 +342,7 @@ func (s *setup) lookAtSpill(f *store.Findings) {
 	}
 }
 
-// spins tells whether the kernel says so of the disk that a directory is on.
+// spins reports whether the kernel calls the disk of a directory rotational.
 func (s *setup) spins(dir string) bool {
 	var st unix.Stat_t
 	if unix.Stat(dir, &st) != nil {
@@ -358,8 +358,8 @@ func (s *setup) spins(dir string) bool {
 	return false
 }
 
-// lookAtCertificate looks when the first certificate in a file ends to be valid.
-func (s *setup) lookAtCertificate(f *store.Findings, key, path string) {
+// checkCertificate looks when the first certificate in a file ends to be valid.
+func (s *setup) checkCertificate(f *store.Findings, key, path string) {
 	rest, err := os.ReadFile(path)
 	if err != nil {
 		f.Problem(checkCertificate, "name a file in PEM by "+key, "%s: %v", key, err)
@@ -399,8 +399,8 @@ func (s *setup) lookAtCertificate(f *store.Findings, key, path string) {
 	}
 }
 
-// lookAtRules reads the file of rules as a server does, and says the first thing in it that is likely not meant.
-func (s *setup) lookAtRules(f *store.Findings) {
+// checkRules reads the file of rules as a server does, and says the first thing in it that is likely not meant.
+func (s *setup) checkRules(f *store.Findings) {
 	text, err := os.ReadFile(s.rules)
 	if err != nil {
 		f.Problem(checkRules, "name a file by serve.rules", "%v", err)
@@ -422,8 +422,8 @@ func (s *setup) lookAtRules(f *store.Findings) {
 // auditLow is the free space below which the audit log is near its end.
 const auditLow = 1 << 30
 
-// lookAtAudit looks at the disk of the audit log, without which nothing may be written.
-func (s *setup) lookAtAudit(f *store.Findings) {
+// checkAudit looks at the disk of the audit log, without which nothing may be written.
+func (s *setup) checkAudit(f *store.Findings) {
 	var st unix.Statfs_t
 	if err := unix.Statfs(s.auditFolder, &st); err != nil {
 		f.Problem(checkAudit, "make the directory, or name another file by serve.audit", "%s: %v", s.auditFolder, err)

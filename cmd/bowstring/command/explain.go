@@ -58,7 +58,7 @@ func (c *cacheSize) UnmarshalText(text []byte) error {
 	return nil
 }
 
-// Help says what is told.
+// Help describes the output.
 func (*ExplainCmd) Help() string {
 	return `Says, from measured rates, how fast a job will be served, what will limit it (store, link, spill, node, network or consumer), when the first batch comes, how long it will
 wait in each epoch, the smallest spill and window with which it would not wait, and what more nodes would bring. While a job of the same request runs, what was predicted stands
@@ -178,7 +178,7 @@ func printExplained(w io.Writer, e *flight.Explained) error {
 	}
 	fmt.Fprintf(w, "\nsmallest spill of a node with which later epochs do not wait: %s\n",
 		bytesOr(p.SmallestCache, "none, of whatever size"))
-	fmt.Fprintf(w, "smallest window of a node with which nobody waits for its sake: %s\n",
+	fmt.Fprintf(w, "smallest window of a node with which no stream waits for memory: %s\n",
 		bytesOr(p.SmallestWindow, "none, of whatever size"))
 	if e.Bill != nil {
 		if err := printBill(w, e.Bill); err != nil {
@@ -223,7 +223,7 @@ func printMixture(w io.Writer, e *flight.Explained) error {
 
 // printBill says what a job costs that reads from buckets.
 func printBill(w io.Writer, b *flight.Bill) error {
-	fmt.Fprintf(w, "\n%s of the blobs lie in buckets (%s of them looked at); list prices of %s, bytes go %s\n",
+	fmt.Fprintf(w, "\n%s of the blobs are in buckets (by a sample of %s); list prices of %s, bytes go %s\n",
 		percent(&b.Share), humanize.Comma(int64(b.Looked)), printable(b.Dated), b.Transfer)
 	for _, one := range b.Buckets {
 		how := "any number of reads a second, as far as is known"

@@ -93,7 +93,7 @@ type authFlags struct {
 	OIDCPrefix       string        `name:"oidc-prefix" setting:"" placeholder:"TEXT" help:"What stands before principals and groups from tokens of the provider."`
 	OIDCCA           string        `name:"oidc-ca" setting:"" unset:"the system's" type:"path" placeholder:"FILE" help:"Roots of the provider's certificate, as PEM."`
 	SourceGrace      time.Duration `setting:"" default:"5m" placeholder:"DURATION" help:"How long what was read last holds where a file of tokens, rules, tenants or certificates cannot be read; then running calls end and none is let in until it can."`
-	Insecure         bool          `setting:"" basic:"" help:"Listen beyond this machine without TLS or without knowing who calls."`
+	Insecure         bool          `setting:"" basic:"" help:"Listen beyond this machine without TLS or without authentication."`
 }
 
 // recordFlags say what callers may do, and what is kept of what they did.
@@ -104,7 +104,7 @@ type recordFlags struct {
 	UsageKeep    int    `setting:"" default:"400" placeholder:"DAYS" help:"For how many days that is kept."`
 	Lineage      string `setting:"" type:"path" placeholder:"DIR" help:"Directory to keep in what jobs were handed out, beside the spill for instance; see lineage. One server has it at a time."`
 	LineageBytes size   `setting:"" default:"64MiB" placeholder:"SIZE" help:"How much of that is kept, the latest."`
-	Audit        string `setting:"" type:"path" placeholder:"FILE" help:"File to record in who reads, writes and drops what, as JSON lines. One server has it at a time."`
+	Audit        string `setting:"" type:"path" placeholder:"FILE" help:"File for the audit log of reads, writes and drops, as JSON lines. One server has it at a time."`
 	AuditSize    size   `setting:"" default:"100MiB" placeholder:"SIZE" help:"How long that file may get before it is put aside as FILE.1, FILE.2 and so on."`
 	AuditKeep    int    `setting:"" default:"0" unset:"all" placeholder:"N" help:"How many of those are kept, the newest."`
 	AuditSync    bool   `setting:"" help:"Have the beginning of each read on stable storage before its first row is sent, and refuse reads that cannot be recorded."`
@@ -123,7 +123,7 @@ type clusterFlags struct {
 	Cluster         string        `setting:"" basic:"" placeholder:"NAME" help:"Be a node of this cluster, of all servers on the same store in Scylla or Cassandra that say so."`
 	Node            string        `setting:"" unset:"the name of this machine" placeholder:"ID" help:"What the node is called; it stays so when it is started again."`
 	Advertise       string        `setting:"" unset:"the address of --listen, which must be one of this machine's then" placeholder:"grpc://HOST:PORT" help:"Where clients and other nodes reach it."`
-	Zone            string        `setting:"" unset:"all nodes are in one" placeholder:"NAME" help:"Where it is: a zone, a rack. Bytes between zones are dear."`
+	Zone            string        `setting:"" unset:"all nodes are in one" placeholder:"NAME" help:"Where it is: a zone, a rack. Bytes between zones are expensive."`
 	NodeRanks       int64         `setting:"" default:"1" placeholder:"N" help:"How many ranks run beside it, in proportion to others: so much it owns."`
 	ClusterKeyFile  string        `setting:"" type:"path" placeholder:"FILE" help:"What the nodes know each other by: a secret of 32 characters or more, the same for all, or two, one a line. Read again when it changes. Without it they read from each other only where everybody may read everything."`
 	ClusterCA       string        `setting:"" name:"cluster-ca" unset:"the system's" type:"path" placeholder:"FILE" help:"Roots of the other nodes' certificates, as PEM."`
@@ -142,7 +142,7 @@ type localFlags struct {
 	LocalUID        []uint32 `setting:"" name:"local-uid" unset:"all" placeholder:"UID" help:"Users who may, of those whom --local-mode lets."`
 	LocalRing       size     `setting:"" default:"64MiB" placeholder:"SIZE" help:"Memory for each stream of such a client."`
 	LocalMemory     size     `setting:"" default:"1GiB" placeholder:"SIZE" help:"Memory for all of them together; later streams are served by TCP. One user may have all of it, or half where --local-mode lets others than the server's user connect."`
-	LocalReferences bool     `setting:"" help:"Let such clients that ask for it read blobs where they lie in the files of the spill, or of an embedded store, without any copy. They can read all of those files: not with --rules or --tenants."`
+	LocalReferences bool     `setting:"" help:"Let such clients that ask for it read blobs in place, in the files of the spill or of an embedded store, without any copy. They can read all of those files: not with --rules or --tenants."`
 	LocalPinned     size     `setting:"" default:"auto" unset:"a quarter of the spill, and 1GiB at most" placeholder:"SIZE" help:"Blobs that all of their streams may keep from being evicted so, each a quarter of it; what goes beyond is copied."`
 }
 
@@ -301,7 +301,7 @@ func yamlPlain(text string) *yaml.Node {
 	return &yaml.Node{Kind: yaml.ScalarNode, Value: text}
 }
 
-// wrapped cuts a text into lines of so many characters at most.
+// wrapped cuts a text into lines of at most width characters.
 func wrapped(text string, width int) (lines []string) {
 	for _, word := range strings.Fields(text) {
 		if n := len(lines); n > 0 && len(lines[n-1])+1+len(word) <= width {

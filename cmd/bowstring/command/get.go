@@ -21,8 +21,8 @@ import (
 
 // GetCmd is bowstring get.
 type GetCmd struct {
-	To     string `required:"" placeholder:"PATH" help:"File or folder to write. FILE.parquet, FILE.arrow and DIR/ tell the format."`
-	Format string `enum:",parquet,arrow,folder" default:"" placeholder:"FORMAT" help:"Format, where the name does not tell it: parquet, arrow or folder (files by class, with metadata.parquet)."`
+	To     string `required:"" placeholder:"PATH" help:"File or folder to write. FILE.parquet, FILE.arrow and DIR/ imply the format."`
+	Format string `enum:",parquet,arrow,folder" default:"" placeholder:"FORMAT" help:"Format, if the name does not imply it: parquet, arrow or folder (files by class, with metadata.parquet)."`
 	requestFlags
 	Operators opsFlag `placeholder:"FILE|JSON" help:"What becomes of samples before they are sent, as the field operators of a request has it: a file with JSON, or the JSON itself."`
 	Layout    string  `enum:"large_binary,binary,huggingface" default:"large_binary" help:"Form of blob columns in files: ${enum}."`
@@ -132,7 +132,7 @@ func (c *GetCmd) Validate() error {
 		return err
 	}
 	if c.format() == "" {
-		return fmt.Errorf("--to: %s does not tell the format, want FILE.parquet, FILE.arrow, DIR/ or --format", c.To)
+		return fmt.Errorf("--to: %s does not imply the format, want FILE.parquet, FILE.arrow, DIR/ or --format", c.To)
 	}
 	if c.format() == "folder" && c.Mixture.mixture != nil {
 		return errors.New("--mixture: a folder has the files of one dataset, want --to FILE.parquet or FILE.arrow")
@@ -183,7 +183,8 @@ func (c *GetCmd) Run(ctx context.Context, app *App) error {
 	})
 }
 
-// exportColumns are the columns that tell all of a dataset: those asked for, the id and the split.
+// exportColumns are the columns that restore a dataset: those asked for, the id and the
+// split.
 func exportColumns(d *description, asked []string) []string {
 	columns := slices.Clone(asked)
 	if len(columns) == 0 {

@@ -14,8 +14,9 @@ import (
 // anew: a new server would spend a fifth of its first second on that.
 const heapRoom = 64 << 20
 
-// What streams hold lies outside of the heap. The less of that memory is free, the less room the heap has: at last
-// leastRoom, or leastPercent of it, if that is more. Blobs and garbage would be too much together.
+// The memory of streams is outside of the heap. The less of that memory is free, the less
+// room the heap has: at last leastRoom, or leastPercent of it, if that is more. Blobs and
+// garbage would be too much together.
 const (
 	leastRoom    = 24 << 20
 	leastPercent = 25
@@ -30,14 +31,15 @@ func keepHeapRoom(free func() int64) (stop func()) {
 		return func() {}
 	}
 	w := &heapWatch{free: free, set: func(percent int) { debug.SetGCPercent(percent) }}
-	w.look()
+	w.adjust()
 	return w.stop
 }
 
 // usualPercent is that of the collector by itself: a heap is collected when it has doubled.
 const usualPercent = 100
 
-// heapWatch tells set at first, and after a collection that changed it, which percentage the heap may grow by.
+// heapWatch calls set with the percentage by which the heap may grow: at first, and after
+// each collection that changed it.
 type heapWatch struct {
 	free func() int64 // bytes that windows may take beside what they have
 	set  func(percent int)
@@ -47,7 +49,7 @@ type heapWatch struct {
 	now  int
 }
 
-func (w *heapWatch) look() {
+func (w *heapWatch) adjust() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.over {
@@ -59,7 +61,7 @@ func (w *heapWatch) look() {
 		w.now = percent
 		w.set(percent)
 	}
-	runtime.AddCleanup(new([64]byte), (*heapWatch).look, w)
+	runtime.AddCleanup(new([64]byte), (*heapWatch).adjust, w)
 }
 
 func (w *heapWatch) stop() {
@@ -68,7 +70,8 @@ func (w *heapWatch) stop() {
 	w.over = true
 }
 
-// percentFor is by how much a heap of that size may grow while so many bytes are free for windows.
+// percentFor is by how much a heap of a size may grow while the given bytes are free for
+// windows.
 func percentFor(live uint64, free int64) int {
 	heap := int64(max(live, leastHeap))
 	least := max(leastPercent, 100*leastRoom/heap)

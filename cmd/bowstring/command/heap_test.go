@@ -56,7 +56,7 @@ func TestHeapRoomKept(t *testing.T) {
 			}
 		},
 	}
-	go w.look()
+	go w.adjust()
 	percent := <-set
 	until := func(fits func(percent int) bool) {
 		for !fits(percent) {
@@ -75,15 +75,15 @@ func TestHeapRoomKept(t *testing.T) {
 	free <- 1 << 40
 	until(usual)
 
-	w.stop() // waits for nobody: none is set now
+	w.stop() // waits for no receiver: none is set now
 	free <- 0
 	runtime.GC()
 	runtime.GC()
-	w.look()
+	w.adjust()
 	select {
 	case percent := <-set:
 		t.Errorf("%d %% was set after the end", percent)
 	default:
 	}
-	runtime.KeepAlive(ballast) // without it the next collection would have something to set, which nobody takes
+	runtime.KeepAlive(ballast) // without it the next collection would have something to set, which is not received
 }

@@ -42,7 +42,7 @@ type ImportCmd struct {
 // ReadFlags say what is read of a data set.
 type ReadFlags struct {
 	Format      string            `enum:"auto,folder,imagefolder,audiofolder,parquet,webdataset,mds,litdata,megatron,tfrecord,commonvoice,list" default:"auto" help:"Format of the data set: ${enum}."`
-	Split       string            `placeholder:"NAME" help:"Split of all samples if the source tells no splits (default: train); otherwise the one to read."`
+	Split       string            `placeholder:"NAME" help:"Split of all samples if the source has no splits (default: train); otherwise the one to read."`
 	PathColumn  string            `placeholder:"NAME" help:"Column of a table that holds paths (default: path, file_name, filename or file)."`
 	Columns     []string          `placeholder:"NAME" help:"Columns of the source to read (default: all). A * stands for any text."`
 	LeaveOut    []string          `placeholder:"NAME" help:"Columns not to read, or not to make, such as width. A * stands for any text."`
@@ -239,7 +239,7 @@ func (c *ImportCmd) open(ctx context.Context, app *App, src source.Source, reade
 	return &storeSink{store: store, w: w, before: store.Stats()}, nil
 }
 
-// summary is what an import tells when it is done.
+// summary is the output of an import when it is done.
 type summary struct {
 	Dataset  string         `json:"dataset"`
 	Snapshot int64          `json:"snapshot,omitempty"` // not with DryRun
@@ -259,9 +259,9 @@ type summary struct {
 	Notes   []string `json:"notes,omitempty"`
 	Seconds float64  `json:"seconds"`
 	MBPerS  float64  `json:"mb_per_s"`
-	// Of an attachment to a dataset that is there.
+	// For an attachment to an existing dataset.
 	Update *updated `json:"update,omitempty"`
-	// Of an attachment: how well a shuffle of blocks mixes its classes.
+	// For an attachment: how well a shuffle of blocks mixes its classes.
 	Mixing *fetch.Mixing `json:"block_shuffle,omitempty"`
 	// Buckets are those that were asked, of the source and of the store.
 	Buckets []bucketAsked `json:"buckets,omitempty"`
@@ -277,8 +277,8 @@ type verb struct{ do, does, done string }
 
 // updated says how the rows of an attachment compare with those of the snapshot before.
 type updated struct {
-	Kept    int64 `json:"kept"`             // they lie where they lay
-	Proven  int64 `json:"proven,omitempty"` // they lie where they lay, and have checksums that they had not
+	Kept    int64 `json:"kept"`             // at the same extents as before
+	Proven  int64 `json:"proven,omitempty"` // at the same extents as before, with new checksums
 	Changed int64 `json:"changed"`          // ids that were there, with other blobs
 	New     int64 `json:"new"`
 	Gone    int64 `json:"gone"`
@@ -374,7 +374,7 @@ func (s *summary) print(app *App, asJSON bool) error {
 		fmt.Fprintf(&b, ", %s of them stored already", humanize.Comma(*s.Dedups))
 	}
 	if s.verb.do == "attach" {
-		b.WriteString(", where they lie")
+		b.WriteString(", in place")
 	}
 	b.WriteString("\n")
 	if u := s.Update; u != nil {
@@ -471,7 +471,7 @@ func openUpload(ctx context.Context, app *App, c *ImportCmd, src source.Source,
 	put := putOptions{Dataset: c.Dataset, Blobs: blobs, Split: c.Split, Mode: c.Mode, Source: src.Describe(),
 		Commit: "message", DropColumns: c.DropColumn}
 	columns, splits := reader.Schema(), src.Splits()
-	several := len(splits) != 1 && c.Split == "" // also where only the samples tell
+	several := len(splits) != 1 && c.Split == "" // also if only the samples show them
 	switch {
 	case several:
 		field := arrow.Field{Name: schema.SplitColumn, Type: arrow.BinaryTypes.String}

@@ -19,10 +19,10 @@ import (
 // LineageCmd is bowstring lineage.
 type LineageCmd struct {
 	Job   string  `arg:"" optional:"" help:"A job, by its name in top, in stats or here, or a plan of it (default: list the jobs on record)."`
-	Step  *int64  `placeholder:"N" help:"The step to tell of."`
+	Step  *int64  `placeholder:"N" help:"The step to print."`
 	Epoch *uint64 `placeholder:"N" help:"Its epoch (default: the last one on record, or that of the plan)."`
 	Rank  *int    `placeholder:"N" help:"One rank (default: all)."`
-	All   bool    `help:"Tell also what was handed out and did not stand: streams that were cut off, and others that went on."`
+	All   bool    `help:"Print also deliveries that were replaced: streams that were cut off, and others that went on."`
 	Here  bool    `help:"Ask this server alone, not the other nodes of its cluster."`
 	JSON  bool    `name:"json" help:"Print a JSON array."`
 }

@@ -193,8 +193,8 @@ func (n *node) close(ctx context.Context) error {
 	return errors.Join(cut, served, n.observation.close(), n.release())
 }
 
-// release closes what newNode opened, once nobody calls the server: what is
-// used after what uses it.
+// release closes what newNode opened, once no client calls the server: dependencies after
+// their users.
 func (n *node) release() error {
 	if n.scaler != nil {
 		n.scaler.Stop()
@@ -351,7 +351,7 @@ func (p portion) String() string {
 	return p.bytes.String()
 }
 
-// of is how much it is of so many bytes.
+// of is the share of a number of bytes.
 func (p portion) of(total int64) int64 {
 	return cmp.Or(int64(p.bytes), int64(p.percent/100*float64(total)))
 }
@@ -401,7 +401,7 @@ func (c *ServeCmd) checkReferences(far bool, spill *spillConfig) error {
 	case c.Rules != "":
 		guard = "--rules"
 	case far && spill.dir == "":
-		return usagef("--local-references: there is no spill that blobs could lie in; --spill makes one")
+		return usagef("--local-references: there is no spill for the blobs; --spill makes one")
 	case spill.dir != "" && int64(c.LocalPinned) > spill.bytes/2:
 		return usagef("--local-pinned: got %s, want half of --spill-bytes at most, which is %s: what is pinned "+
 			"cannot be evicted", c.LocalPinned, size(spill.bytes))

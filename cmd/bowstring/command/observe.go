@@ -185,7 +185,7 @@ func (c *observeFlags) token(sources *auth.Sources) (func() ([]byte, error), err
 	return func() ([]byte, error) { return token, nil }, nil
 }
 
-// memoryLimit is what the process may use, 0 if nobody knows.
+// memoryLimit is the memory that the process may use, 0 if unknown.
 func memoryLimit() int64 {
 	limit, err := memlimit.FromCgroup()
 	if err != nil {
@@ -197,7 +197,7 @@ func memoryLimit() int64 {
 	return int64(limit)
 }
 
-// watch has a server to be made tell what it does.
+// watch sets up the metrics, traces and logs of a server that is to be made.
 func (o *observation) watch(opts *flight.Options) {
 	opts.Tracer = o.tracing.Tracer()
 	if o.collector != nil {

@@ -47,7 +47,8 @@ type troubled struct {
 	now atomic.Int32
 }
 
-// Traits has the engine check the blobs as it reads them: those with a wrong byte lie in no file.
+// Traits has the engine check the blobs as it reads them: those with a wrong byte are in
+// no file.
 func (s *troubled) Traits() store.Traits {
 	traits := s.Store.Traits()
 	traits.Mapped = false

@@ -8,10 +8,10 @@ import (
 	"unicode/utf8"
 )
 
-// printable returns s with everything escaped, as in a Go string, that a
-// terminal or a reader of lines would take for more than a character: line feeds,
-// escape sequences, marks that turn the direction of writing, bytes that
-// are no UTF-8. Names in data come from whoever made the data.
+// printable returns s with everything escaped, as in a Go string, that a terminal or a
+// reader of lines would take for more than a character: line feeds, escape sequences,
+// marks that turn the direction of writing, bytes that are no UTF-8. Names in data come
+// from the author of the data.
 func printable(s string) string {
 	if isPrintable(s) {
 		return s

@@ -82,7 +82,8 @@ func (c *ServeCmd) Validate() error {
 	return c.observeFlags.check()
 }
 
-// connectionsFor is how many connections may be open where so many streams may run.
+// connectionsFor is how many connections may be open for a number of streams that may
+// run.
 func connectionsFor(streams int) int { return max(4*streams, 4096) }
 
 // Own makes sure that there is a store to serve.
@@ -285,7 +286,7 @@ func (s *running) prepare(ctx context.Context) {
 	opened := s.node.engine.OpenRecent()
 	within, cancel := context.WithTimeout(ctx, prepareWithin)
 	defer cancel()
-	if err := far.Prepare(within, min(s.limits.windowBytes/8, readyMemory)); err != nil { // the first reader will be told
+	if err := far.Prepare(within, min(s.limits.windowBytes/8, readyMemory)); err != nil { // the first reader gets the error
 		s.app.Log.WarnContext(ctx, "the store could not be prepared for reading", "error", err)
 	}
 	select {
@@ -328,48 +329,48 @@ func (s *running) serve(ctx context.Context, listener net.Listener) error {
 	}
 	s.app.Log.InfoContext(ctx, "serving", "address", address, "listen", listener.Addr().String(), "store",
 		s.app.globals.Store, "window_memory", humanize.IBytes(uint64(s.limits.windowBytes)), "max_streams", s.MaxStreams)
-	var beside sync.WaitGroup
-	defer beside.Wait()
+	var background sync.WaitGroup
+	defer background.Wait()
 	serving, stop := context.WithCancel(ctx)
 	defer stop() // also where it is the listener that has ended
 	draining, drained := context.WithCancel(context.WithoutCancel(ctx))
 	defer drained() // after the drain below
 	idle := make(chan struct{})
 	if s.ExitWhenIdle > 0 {
-		beside.Go(func() {
+		background.Go(func() {
 			if untilIdle(serving, s.ExitWhenIdle, n.server.Activity) {
 				close(idle)
 			}
 		})
 	}
-	told := s.until(ctx, idle, s.beside(serving, draining, &beside))
-	return s.drain(ctx, told)
+	stopped := s.until(ctx, idle, s.background(serving, draining, &background))
+	return s.drain(ctx, stopped)
 }
 
-// beside starts what runs beside the calls: until serving ends, or, what streams that drain need, until draining does.
+// background starts what runs beside the calls: until serving ends, or, what streams that drain need, until draining does.
 // The channel is closed when the node has left its cluster by an order.
-func (s *running) beside(serving, draining context.Context, beside *sync.WaitGroup) <-chan struct{} {
+func (s *running) background(serving, draining context.Context, background *sync.WaitGroup) <-chan struct{} {
 	n := s.node
-	beside.Go(func() { logProblems(serving, s.app, s.app.globals.Store, n.store) })
-	beside.Go(func() { s.collect(serving, s.app, n.engine, s.observed.collections) })
+	background.Go(func() { logProblems(serving, s.app, s.app.globals.Store, n.store) })
+	background.Go(func() { s.collect(serving, s.app, n.engine, s.observed.collections) })
 	if s.rules != nil {
-		beside.Go(func() { s.rules.Watch(draining, n.server.EnforceRules) })
+		background.Go(func() { s.rules.Watch(draining, n.server.EnforceRules) })
 	}
 	if s.tenants != nil {
-		beside.Go(func() { s.tenants.Watch(serving, n.server.EnforceTenants) })
+		background.Go(func() { s.tenants.Watch(serving, n.server.EnforceTenants) })
 	}
 	if book := s.limits.flight.Usage; book != nil {
-		beside.Go(func() { book.Run(draining, n.server.CountUsage) })
+		background.Go(func() { book.Run(draining, n.server.CountUsage) })
 	}
 	if part := s.limits.cluster; part != nil && part.keys != nil {
-		beside.Go(func() { part.watchKeys(draining) })
+		background.Go(func() { part.watchKeys(draining) })
 	}
 	if n.cluster != nil {
-		beside.Go(func() { n.cluster.Run(draining, n.engine) }) // what it holds is sent while it leaves
+		background.Go(func() { n.cluster.Run(draining, n.engine) }) // what it holds is sent while it leaves
 	}
 	ordered := make(chan struct{})
 	if n.members != nil {
-		beside.Go(func() {
+		background.Go(func() {
 			if s.obey(serving, s.app, n, s.limits.cluster.node) {
 				close(ordered)
 			}
@@ -387,14 +388,14 @@ func (s *running) until(ctx context.Context, idle, ordered <-chan struct{}) time
 	case failed := <-s.node.served:
 		s.node.served <- failed // close reports it
 	case <-ctx.Done():
-		told := time.Now()
+		stopped := time.Now()
 		if s.node.members != nil {
-			until, _ := s.deadlines(told)
+			until, _ := s.deadlines(stopped)
 			leaving, cancel := context.WithDeadline(s.app.Abort, until)
 			defer cancel()
 			_ = s.leave(s.app, s.node, s.limits.cluster.node).Run(leaving) // what it is not through with is cut off later
 		}
-		return told
+		return stopped
 	}
 	return time.Now()
 }
@@ -409,9 +410,9 @@ const prepareWithin = 5 * time.Second
 // openWithin is for how long a server waits, when its store is prepared, for datasets to be open.
 const openWithin = 2 * time.Second
 
-// announce says to those who wait for the server that it is there.
+// announce publishes the server's address for clients that wait for it.
 func (s *running) announce(address string) error {
-	// A store of one process tells others who has it open.
+	// A store of one process names the process that has it open.
 	if exclusive, ok := store.As[interface{ SetAddr(string) error }](s.node.store); ok {
 		if err := exclusive.SetAddr(address); err != nil {
 			return err
@@ -425,16 +426,16 @@ func (s *running) announce(address string) error {
 	return s.app.Printf("%s\n", address)
 }
 
-// deadlines are until when a server that was told to stop hands over, as a node of a cluster, and when its streams end.
-// Streams go on while it hands over.
-func (c *ServeCmd) deadlines(told time.Time) (handover, end time.Time) {
-	return told.Add(time.Duration(handoverShare * float64(c.DrainTimeout))), told.Add(c.DrainTimeout)
+// deadlines are the ends of the handover of a cluster's node, and of the streams, of a
+// server that stops. Streams go on while it hands over.
+func (c *ServeCmd) deadlines(stopped time.Time) (handover, end time.Time) {
+	return stopped.Add(time.Duration(handoverShare * float64(c.DrainTimeout))), stopped.Add(c.DrainTimeout)
 }
 
 // drain ends the server: in its own time, by the deadline, or at once after a second signal.
-func (s *running) drain(ctx context.Context, told time.Time) error {
+func (s *running) drain(ctx context.Context, stopped time.Time) error {
 	s.app.Log.InfoContext(ctx, "stopping", "reason", context.Cause(ctx))
-	_, end := s.deadlines(told)
+	_, end := s.deadlines(stopped)
 	deadline, cancel := context.WithDeadlineCause(s.app.Abort, end, fmt.Errorf("the drain timeout of %s is over",
 		s.DrainTimeout))
 	defer cancel()
@@ -464,7 +465,7 @@ func writeFile(path, text string) error {
 	return err
 }
 
-// options are the door that the flags ask for.
+// options are the options of shared memory, from the flags.
 func (f *authFlags) options(app *App) auth.Options {
 	o := auth.Options{
 		TLS: auth.TLSOptions{
@@ -484,7 +485,8 @@ func (f *authFlags) options(app *App) auth.Options {
 	return o
 }
 
-// open opens the door of a server that listens on addr; nil if it has none.
+// open opens the socket for the clients of a server that listens on addr; nil if it has
+// none.
 func (f *authFlags) open(ctx context.Context, app *App, sources *auth.Sources, addr string) (*auth.Authenticator, error) {
 	o := f.options(app)
 	o.Sources = sources
@@ -521,7 +523,7 @@ func withoutCore(ctx context.Context, app *App) {
 	}
 }
 
-// collect collects garbage now and then while a server serves, if it is told to.
+// collect collects garbage now and then while a server serves, if the flags say so.
 func (c *ServeCmd) collect(ctx context.Context, app *App, engine *fetch.Engine, count *metrics.Collections) {
 	if c.GCEvery == 0 {
 		return

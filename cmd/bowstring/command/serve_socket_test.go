@@ -108,16 +108,16 @@ func TestServeExitsWhenIdle(t *testing.T) {
 
 // A connection that came and went between two looks begins the wait anew.
 func TestUntilIdle(t *testing.T) {
-	looks := 0
+	checks := 0
 	quiet := 40 * time.Millisecond
 	if !untilIdle(t.Context(), quiet, func() flight.Activity {
-		looks++
-		return flight.Activity{Ended: int64(min(looks, 50))}
+		checks++
+		return flight.Activity{Ended: int64(min(checks, 50))}
 	}) {
 		t.Error("it ended without its time")
 	}
-	if looks <= 50 {
-		t.Errorf("%d looks: the server was idle while connections came and went", looks)
+	if checks <= 50 {
+		t.Errorf("%d checks: the server was idle while connections came and went", checks)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()

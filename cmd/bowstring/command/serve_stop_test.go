@@ -9,8 +9,9 @@ import (
 	"testing"
 )
 
-// What is told to stop while its store says nothing stops, though it may wait for the store for an hour. A server has
-// done what it was told; a command has not.
+// A process stops on a signal while its store does not answer, though it may wait for the
+// store for an hour. The exit status of a server is that of success; that of a command is
+// not.
 func TestStopBeforeTheStoreIsOpen(t *testing.T) {
 	for _, tt := range []struct {
 		args   []string

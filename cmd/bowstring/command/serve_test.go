@@ -57,8 +57,8 @@ func startServe(t *testing.T, args ...string) *process {
 	}
 }
 
-// A server that is told to stop lets a stream come to its end; the drain
-// timeout or a second signal cuts it off, and the exit status says so.
+// A server that stops lets a stream come to its end; the drain timeout or a second signal
+// cuts it off, and the exit status says so.
 func TestServeDrain(t *testing.T) {
 	// More than what the transport holds: the server must wait for the client.
 	const rows, blobBytes = 400, 100_000

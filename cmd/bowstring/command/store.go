@@ -87,7 +87,7 @@ func (c *StoreInitCmd) initBucket(ctx context.Context, app *App, addr string) er
 	return err
 }
 
-// initKeyspace makes a store in a keyspace, and asks for what it has not been told.
+// initKeyspace makes a store in a keyspace, and prompts for missing values.
 func (c *StoreInitCmd) initKeyspace(ctx context.Context, app *App, addr string) error {
 	options := cql.InitOptions{Logger: app.quietLog()}
 	text := c.Replication
@@ -125,10 +125,10 @@ func (a *App) ownStore(command string) (string, error) {
 // IsRemote reports whether a store's address is none of a directory: that of one in Scylla or Cassandra, or in a bucket.
 func IsRemote(addr string) bool { return cql.IsURI(addr) || bucket.IsURL(addr) }
 
-// openStore opens the store at addr: a directory, or the address of one in
-// Scylla or Cassandra or in a bucket, which store init alone makes. Without create, a directory
-// that holds no store is an error rather than a new store, so that a mistyped
-// one is found out. It gives up when ctx ends.
+// openStore opens the store at addr: a directory, or the address of one in Scylla or
+// Cassandra or in a bucket, which store init alone makes. Without create, a directory
+// that holds no store is an error rather than a new store, so that a mistyped one is
+// found out. It returns when ctx ends.
 func openStore(ctx context.Context, addr string, create bool, log *slog.Logger) (store.Store, error) {
 	return openFarStore(ctx, addr, create, nil, readBuckets{requests: object.NewRequests(object.RequestsOptions{})}, log)
 }
@@ -141,7 +141,7 @@ type Far interface {
 	Store(near store.Store) store.Store
 }
 
-// readBuckets say how the buckets are read in which attached samples lie.
+// readBuckets configure reads of the buckets with attached samples.
 type readBuckets struct {
 	requests *object.Requests // what is read is among them
 	allowed  bucketList       // those that may be read
@@ -210,7 +210,7 @@ func openFarStore(ctx context.Context, addr string, create bool, far Far, bucket
 	}}), nil
 }
 
-// openBelow opens the store that has all but what lies in buckets of others.
+// openBelow opens the store that has everything except the blobs in attached buckets.
 func openBelow(ctx context.Context, addr string, create bool, far Far, buckets object.Options,
 	log *slog.Logger) (store.Store, error) {
 	if cql.IsURI(addr) {
@@ -406,9 +406,9 @@ func openIdleSpill(dir string, log *slog.Logger) (*spill.Cache, error) {
 	return spill.Open(spill.Options{Dir: dir, Bytes: 1 << 60, KeepFree: 1, Logger: log})
 }
 
-// lowestPriority has the whole process run when nobody else wants the processor. The
-// kernel keeps it by thread; those to come take it over. Where it cannot be had,
-// nothing is lost but that.
+// lowestPriority makes the process run only when no other one needs the CPU. The kernel
+// keeps it by thread; those to come take it over. Where it cannot be had, nothing is lost
+// but that.
 func lowestPriority() {
 	threads, err := os.ReadDir("/proc/self/task")
 	if err != nil {

@@ -41,7 +41,7 @@ func (f *tokenFlags) path(app *App) (string, error) {
 // TokenCreateCmd is bowstring token create.
 type TokenCreateCmd struct {
 	tokenFlags
-	Principal string   `required:"" placeholder:"NAME" help:"Who calls with it."`
+	Principal string   `required:"" placeholder:"NAME" help:"Principal of the token."`
 	Group     []string `placeholder:"NAME" help:"Group that the principal is in; may be given several times."`
 	Tenant    []string `placeholder:"NAME" help:"On whose account it calls; further ones are those that it may choose by the header bowstring-tenant."`
 	Expires   lifetime `default:"90d" placeholder:"DURATION" help:"How long it is good: such as 12h, 90d, or never (default: ${default})."`

@@ -157,7 +157,7 @@ func printView(v *watch.View, w io.Writer) error {
 	return err
 }
 
-// abridged is enough of an id to tell jobs apart.
+// abridged is the start of an id, enough to distinguish jobs.
 func abridged(id string) string {
 	return id[:min(len(id), 12)]
 }

@@ -22,7 +22,7 @@ type VerifyCmd struct {
 	Of       string       `arg:"" name:"store" type:"store" help:"Store to verify."`
 	Datasets []datasetRef `arg:"" optional:"" name:"dataset[@n]" help:"Datasets with all their snapshots, or single snapshots (default: all there are)."`
 
-	Rate         size   `placeholder:"SIZE" help:"Read so many bytes a second at most, such as 200MB (default: no limit)."`
+	Rate         size   `placeholder:"SIZE" help:"Read at most this many bytes a second, such as 200MB (default: no limit)."`
 	Workers      int    `default:"32" placeholder:"N" help:"Blobs read at once (default: ${default})."`
 	Memory       size   `default:"256MiB" placeholder:"SIZE" help:"Memory for the list of blobs; where it is not enough, the manifests are read several times (default: ${default})."`
 	EveryReplica bool   `help:"Read each blob from each replica, where the store has several."`
@@ -173,7 +173,7 @@ func (c *VerifyCmd) fromSource(ctx context.Context, scope maintenance.Scope, to 
 	if err != nil {
 		return err
 	}
-	// Ids are of no interest here, and what is bad in the source is told by import.
+	// Ids are of no interest here, and import reports what is bad in the source.
 	reader, err := source.NewReader(src, source.ReadOptions{Dataset: "verify", Split: "train", Verify: "none"})
 	if err != nil {
 		return err

@@ -200,7 +200,7 @@ type Stream struct {
 	Store       float64 `json:"store"`
 	Spill       float64 `json:"spill"`
 	Nodes       float64 `json:"nodes"`  // reads from other nodes
-	Window      float64 `json:"window"` // reads that were made for other streams
+	Window      float64 `json:"window"` // the window was full: the consumer is slower
 	Encode      float64 `json:"encode"`
 	Operators   float64 `json:"operators,omitempty"` // samples in the making
 	// Network is the time in which bytes were on their way, as far as the kernel shows:
