@@ -11,7 +11,9 @@ import (
 // stuckAfter bounds the wait for memory while none is released.
 const stuckAfter = 5 * time.Second
 
-// memory bounds the bytes of spans, and keeps some buffers for reuse. Claims are served in order.
+// memory bounds the bytes of spans, and keeps some buffers for reuse: spans are of
+// megabytes, and clearing new memory for each would cost CPU time. Claims are served in
+// order, so that a large one is not overtaken forever.
 type memory struct {
 	mu      sync.Mutex
 	limit   int64
@@ -22,7 +24,7 @@ type memory struct {
 	spares  int64 // size of spare
 }
 
-// claim waits for memory.
+// claim waits for n bytes. granted is closed once they are counted as used.
 type claim struct {
 	n       int64
 	granted chan struct{}
@@ -93,6 +95,7 @@ func (m *memory) withdraw(c *claim) bool {
 // fitsLocked reports whether n bytes fit. A single span always fits.
 func (m *memory) fitsLocked(n int64) bool { return m.used == 0 || m.used+n <= m.limit }
 
+// grantLocked grants waiting claims in order, as long as they fit. Each release calls it.
 func (m *memory) grantLocked() {
 	for len(m.waiting) > 0 && m.fitsLocked(m.waiting[0].n) {
 		m.used += m.waiting[0].n

@@ -36,7 +36,7 @@ type trail struct {
 	whole       bool  // the object is read to its end
 }
 
-// plans is how cells are read.
+// plans says how each cell of a call is read. It belongs to the goroutine of that call.
 type plans struct {
 	spans []*span // to be read by the caller
 	alone []*cell // to be read by the store
@@ -49,6 +49,7 @@ func (t *Tier) plan(list []*cell) (p plans) {
 	slices.SortStableFunc(list, func(a, b *cell) int {
 		return cmp.Or(cmp.Compare(a.loc.Object.Key, b.loc.Object.Key), cmp.Compare(a.begin, b.begin))
 	})
+	// Waits calls the engine, so it is asked before the lock.
 	waits := t.opts.Waits()
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -181,7 +182,7 @@ func (t *Tier) neighboursLocked(s *span, c *cell, due []*cell, waits bool) {
 				s.others++
 			}
 			s.begin, s.end = min(s.begin, begin), max(s.end, end)
-			s.neighbour = append(s.neighbour, neighbour{ref, at, begin, turn})
+			s.neighbours = append(s.neighbours, neighbour{ref, at, begin, turn})
 		}
 	}
 	s.chunks = k.chunks

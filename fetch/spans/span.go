@@ -26,13 +26,15 @@ type span struct {
 	begin, end int64
 	ctx        context.Context //nolint:containedctx // of the request; it ends when no cell waits any more
 	cancel     context.CancelFunc
-	neighbour  []neighbour // blobs that are offered to the spill
-	others     int         // of beside: blobs that no stream has requested
+	neighbours []neighbour // blobs that are offered to the spill
+	others     int         // of neighbours: blobs that no stream has requested
 	wanted     int         // blobs that the spill is to keep, including those that it has
 	refused    int         // of wanted: blobs that the spill would reject
 	chunks     float64     // of the dataset
 	keep       bool        // it is kept for later cells
 
+	// The cells. due and served differ for cells that left: served decides whether a kept
+	// span is used up.
 	waiting []*cell
 	due     int64     // bytes of the cells that it was begun for, or that joined
 	began   time.Time // when the request began; zero while the span waits for memory
@@ -41,6 +43,8 @@ type span struct {
 	served  int64     // bytes of cells that used it
 	held    int       // cells that got a hold
 
+	// The bytes. refs counts holders: the read itself, each cell with a hold, each blob
+	// handed out, and being kept. The last one returns data to the memory.
 	data    []byte       // set once, when its memory is reserved
 	arrived int64        // bytes of data that have arrived, as far as noted
 	wakeAt  atomic.Int64 // bytes after which the next waiting cell is complete; decreases with Tier.mu held
@@ -70,6 +74,7 @@ func (s *span) Unpin() {
 	}
 }
 
+// size is the bytes of the request, gaps between cells included.
 func (s *span) size() int64 { return s.end - s.begin }
 
 func (s *span) covers(begin, end int64) bool { return s.begin <= begin && end <= s.end }
@@ -135,6 +140,7 @@ func (t *Tier) leave(c *cell) {
 	}
 }
 
+// addLocked makes a span visible, so that cells of other calls join it from then on.
 func (t *Tier) addLocked(s *span) {
 	t.places[s.at] = append(t.places[s.at], s)
 	t.sets[s.set]++
@@ -142,6 +148,8 @@ func (t *Tier) addLocked(s *span) {
 	t.begun.Add(1)
 }
 
+// removeLocked makes a span invisible. It is not cancelled: cells that joined before
+// still get their bytes. Further calls do nothing.
 func (t *Tier) removeLocked(s *span) {
 	if s.over {
 		return
@@ -169,7 +177,10 @@ func (t *Tier) coveringLocked(at place, begin, end int64) *span {
 	return nil
 }
 
-// read reads a span, answers waiting cells as their bytes arrive, and offers the neighbours to the spill.
+// read reads a span, answers waiting cells as their bytes arrive, and offers the
+// neighbours to the spill. It blocks as long as that takes. Without memory for the span,
+// its cells are read one by one, since waiting longer could be waiting for these very
+// cells' consumers.
 func (t *Tier) read(s *span) {
 	defer s.cancel()
 	t.makeRoom(s.size())
@@ -216,7 +227,8 @@ func (t *Tier) read(s *span) {
 	t.removeLocked(s)
 }
 
-// arrive answers the cells that are complete with the first n bytes of the span.
+// arrive answers the cells that are complete with the first n bytes of the span, soonest
+// use first. The bucket's goroutine calls it while it reads.
 func (t *Tier) arrive(s *span, n int64) {
 	t.mu.Lock()
 	s.arrived = n
@@ -238,7 +250,8 @@ func (t *Tier) arrive(s *span, n int64) {
 	}
 }
 
-// failed answers the waiting cells of a span with an error.
+// failed answers the waiting cells of a span with an error. The reader may then try each
+// of them again.
 func (t *Tier) failed(s *span, err error) {
 	t.mu.Lock()
 	t.removeLocked(s)
@@ -290,9 +303,9 @@ func (t *Tier) offer(s *span, took time.Duration) {
 	if s.wanted == 0 {
 		return
 	}
-	slices.SortFunc(s.neighbour, func(a, b neighbour) int { return cmp.Compare(a.turn, b.turn) })
-	for i := range s.neighbour {
-		b := &s.neighbour[i]
+	slices.SortFunc(s.neighbours, func(a, b neighbour) int { return cmp.Compare(a.turn, b.turn) })
+	for i := range s.neighbours {
+		b := &s.neighbours[i]
 		data := s.cut(b.begin, b.ref.Size)
 		ref, err := t.checked(s.ctx, b.ref, data)
 		if err != nil {
@@ -338,7 +351,8 @@ const (
 	keptShare = 2
 )
 
-// keepLocked keeps a span for later cells. The caller passes on its first hold.
+// keepLocked keeps a span for later cells, and drops the oldest kept ones beyond the
+// bound. The caller passes on its first hold.
 func (t *Tier) keepLocked(s *span) {
 	t.kept = append(t.kept, s)
 	var bytes int64
@@ -354,7 +368,8 @@ func (t *Tier) keepLocked(s *span) {
 	}
 }
 
-// dropLocked stops keeping a span.
+// dropLocked stops keeping a span, and releases the hold of being kept. Blobs that were
+// handed out keep the bytes.
 func (t *Tier) dropLocked(s *span) {
 	t.kept = slices.DeleteFunc(t.kept, func(k *span) bool { return k == s })
 	t.removeLocked(s)
