@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import gc
 import threading
 import time
@@ -10,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import bowstring
+import pyarrow as pa
 import pytest
 from conftest import StartNode
 from wire import until
@@ -255,3 +258,29 @@ def test_ranks_share_each_step(here: bowstring.Client) -> None:
     assert len(expected) == 9
     assert list(parts(2)) == expected
     assert list(parts(3)) == expected
+
+
+def test_async(photos: bowstring.Dataset) -> None:
+    """Asynchronous tasks get the same batches, and a task that is cancelled loses none."""
+    expected = pa.Table.from_batches(photos.columns(["position"]).batches(16, rank=0, world_size=1))
+
+    async def read() -> list[pa.RecordBatch]:
+        found = []
+        async with photos.columns(["position"]).batches(16, rank=0, world_size=1) as batches:
+            waiting = asyncio.ensure_future(batches.__anext__())
+            await asyncio.sleep(0)  # the task has begun to wait
+            waiting.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                found.append(await waiting)
+            found += [batch async for batch in batches]
+        return found
+
+    assert pa.Table.from_batches(asyncio.run(read())) == expected
+
+    async def several() -> list[int]:
+        async def rows(epoch: int) -> int:
+            return sum([b.num_rows async for b in photos.batches(16, epoch=epoch, rank=0, world_size=1)])
+
+        return await asyncio.gather(*map(rows, range(4)))
+
+    assert asyncio.run(several()) == [photos.num_rows] * 4

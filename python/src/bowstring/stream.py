@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import logging
@@ -9,6 +10,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from functools import partial
 from types import TracebackType
 from typing import Any, TypeVar
@@ -64,7 +66,7 @@ def retrying(retries: int, failed: BaseException) -> tenacity.Retrying:
 
 
 class Batches(Iterator[pa.RecordBatch]):
-    """The record batches of a ticket, as an iterator.
+    """The record batches of a ticket, as an iterator, and as an asynchronous one (`async for`).
 
     If the server restarts or drains, the stream is opened again where it stopped, so that every row comes once. If a
     node leaves its cluster, the stream continues at another node, as do other streams of the same connection. After
@@ -105,6 +107,7 @@ class Batches(Iterator[pa.RecordBatch]):
         self._uri = connection.uri  # the server of the open stream
         self._moves = 0  # since the last batch
         self._reader: Any = None
+        self._awaited: Future[Any] | None = None  # the batch that an asynchronous task waits for
         self._opening: BackgroundCall[Any] | None = None  # the call while its server has not answered
         self._ring: Ring | None = None
         self._overflowed = False  # a batch came by TCP because a ring had no room
@@ -125,6 +128,45 @@ class Batches(Iterator[pa.RecordBatch]):
 
     def __iter__(self) -> Batches:
         return self
+
+    def __aiter__(self) -> Batches:
+        return self
+
+    async def __anext__(self) -> pa.RecordBatch:
+        """The next batch, while other tasks run. If this task is cancelled, the next call returns the batch."""
+        awaited = self._awaited or self._read_beside()
+        self._awaited = awaited
+        # Without the shield, a cancelled task would cancel the future, and its batch would be lost.
+        try:
+            batch = await asyncio.shield(asyncio.wrap_future(awaited))
+        except Exception:
+            self._awaited = None
+            raise
+        self._awaited = None
+        if batch is None:
+            raise StopAsyncIteration
+        return batch
+
+    def _read_beside(self) -> Future[Any]:
+        """Read a batch in a thread; None after the last one."""
+        future: Future[Any] = Future()
+
+        def read() -> None:
+            try:
+                future.set_result(next(self, None))
+            except BaseException as error:  # noqa: BLE001 - it is raised in the task
+                future.set_exception(error)
+
+        threading.Thread(target=read, name="bowstring batch", daemon=True).start()
+        return future
+
+    async def __aenter__(self) -> Batches:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await asyncio.to_thread(self.close)
 
     def __next__(self) -> pa.RecordBatch:
         start = time.perf_counter()
