@@ -429,7 +429,7 @@ def test_names() -> None:
     assert [name.rpartition("-")[0] for name in names] == ["photos", "photos", "p", "source", "source"]
 
 
-@pytest.mark.parametrize("kills", [20, pytest.param(100, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("kills", [20, pytest.param(100, marks=[pytest.mark.nightly, pytest.mark.timeout(900)])])
 def test_kills_at_random(photographs: Path, cache: Path, kills: int) -> None:
     """Kill the server again and again while processes open and read: each call ends, and nothing is left."""
     seed = random.randrange(2**32)
