@@ -34,7 +34,7 @@ _EXPECTED = ("ServerEnded", "ServerError", "Unavailable")
 
 
 class Killed(NamedTuple):
-    """What kills have done: calls that did not end, wrong answers, and processes and sockets that are left."""
+    """The outcome of kills: calls that did not end, wrong answers, and processes and sockets that are left."""
 
     kills: int
     hangs: int
@@ -57,7 +57,7 @@ def processes(cache: Path, command: str = "") -> list[int]:
 
 
 def killed_at_random(folder: Path, cache: Path, rows: int, *, kills: int, seed: int) -> Killed:
-    """Kill the server of `cache` again and again while two processes open a folder of so many rows and read them.
+    """Kill the server of `cache` again and again while two processes open a folder of `rows` rows and read them.
 
     Afterwards the processes have to read all rows, and all servers are stopped. BOWSTRING_CACHE names the cache.
     """

@@ -22,7 +22,7 @@ class _Step:
     removed: tuple[str, ...]
 
     def of_rows(self, rows: Any) -> Any:
-        """What it makes of several rows, which are a mapping of columns."""
+        """The results for several rows, which are a mapping of columns."""
         if self.batched:
             return self._merged(rows, self.function(rows))
         made = [self.of_row({name: values[n] for name, values in rows.items()}) for n in range(_count(rows))]
@@ -33,7 +33,7 @@ class _Step:
         return {name: [row[name] for row in made] for name in names}
 
     def of_row(self, row: Any) -> Any:
-        """What it makes of one row."""
+        """The result for one row."""
         return self._merged(row, self.function(row))
 
     def _merged(self, given: Mapping[str, Any], made: Any) -> dict[str, Any]:

@@ -271,7 +271,7 @@ def of_store(store: str, options: Sequence[str] = ()) -> Server:
 
 
 def make_store(store: str) -> None:
-    """Make a store in a directory, by its URL, if there is none. Of several processes, one makes it."""
+    """Make a store in a directory, by its URL, if there is none. If several processes call it, one makes the store."""
     folder = Path(unquote(urlsplit(store).path))
     lock = root() / f"{hashlib.sha256(store.encode()).hexdigest()[:16]}.lock"
     lock.parent.mkdir(parents=True, exist_ok=True)

@@ -56,7 +56,7 @@ _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 @dataclass(frozen=True)
 class _Value:
-    """What a row has for a name, a function or a sum.
+    """The value of a row for a name, a function or a sum.
 
     Attributes:
         text: Its expression.
@@ -135,7 +135,7 @@ class _Reader:
         return self._error(start, f"a value is missing before {word!r}" if missing else f"unexpected {word!r}")
 
     def _error(self, place: int | exp.Expr, message: str) -> InvalidRequest:
-        """What is wrong, in the form that the server's errors of expressions have."""
+        """The error, in the form that the server's errors of expressions have."""
         at = place if isinstance(place, int) else _start(place)
         before = self._sql[:at]
         line, column = before.count("\n"), at - (before.rfind("\n") + 1)
@@ -482,7 +482,7 @@ class _Reader:
         return _Value(text, "float" if floats else "int", pa.float64() if floats else pa.int64(), nulls, floats)
 
     def _folded(self, node: exp.Expr, op: str, left: Any, right: Any) -> _Literal:
-        """What an operator makes of two literals."""
+        """The result of an operator for two literals."""
         if op in ("/", "%") and not right:
             raise self._error(node, "a division by 0")
         if op == "/" or isinstance(left, float) or isinstance(right, float):
@@ -667,7 +667,7 @@ def _meant(name: str, known: Sequence[str]) -> str:
 
 
 def _named(node: exp.Expr) -> str:
-    """What a part of a condition is called."""
+    """The name of a part of a condition."""
     name = getattr(node, "name", "") if type(node).__name__ == "Anonymous" else type(node).__name__
     return re.sub(r"(?<=[a-z])(?=[A-Z])", " ", name).upper() if name != "" else "this"
 

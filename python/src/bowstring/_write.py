@@ -113,7 +113,7 @@ class Writer:
     def __contains__(self, key: object) -> bool:
         """Whether the dataset has a sample with a key, or this writer is about to send one.
 
-        The first call reads the keys of the dataset. What other processes write later is not seen.
+        The first call reads the keys of the dataset. It does not see later writes of other processes.
         """
         with self._lock:
             if self._sent is None:
@@ -209,7 +209,7 @@ def _column(name: str, values: list[Any]) -> pa.Array:
 
 
 def _media(value: object) -> str | None:
-    """What the bytes of a blob are: an image, a sound, or neither."""
+    """The kind of a blob's bytes: an image, a sound, or neither."""
     if not isinstance(value, bytes):
         return None
     if value.startswith((b"\x89PNG", b"\xff\xd8\xff", b"GIF8")) or (value[:4] == b"RIFF" and value[8:12] == b"WEBP"):
