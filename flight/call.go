@@ -35,8 +35,9 @@ import (
 // flightService is the name of the Flight service in gRPC and for health checks.
 const flightService = "arrow.flight.protocol.FlightService"
 
-// isAuxiliary reports whether a call is of a service that anybody may use: health, reflection. They have a limit of their
-// own, and other nodes' calls none of it.
+// isAuxiliary reports whether a call is of a service that every client may use without
+// credentials: health, reflection. They have a limit of their own, and other nodes' calls
+// none of it.
 func isAuxiliary(method string) bool { return !isFlight(method) && !isNodes(method) }
 
 // isNodes reports whether a call is one that other nodes of the cluster make.

@@ -50,7 +50,8 @@ func (s *Server) refuseNode(ctx context.Context, why string) error {
 	return err
 }
 
-// servePeer answers a connection that another node has opened, which has one call.
+// servePeer serves a connection that another node has opened. A connection has one call,
+// because a call ends by closing it.
 func (s *Server) servePeer(pc *wire.PeerConn) {
 	defer func() { _ = pc.Close() }() // what there was to say is said
 	binding, err := bindingOf(pc.Conn)
@@ -78,7 +79,8 @@ func (s *Server) servePeer(pc *wire.PeerConn) {
 // stopped.
 var errStopped = fmt.Errorf("%w: the server has stopped", schema.ErrUnavailable)
 
-// peerCall does what another node calls for, as streamCall does what clients call for.
+// peerCall runs the call of another node. It does for it what streamCall does for
+// clients: registration, authentication, limits, recovery from panics, log and metrics.
 func (s *Server) peerCall(pc *wire.PeerConn, conn *peer.Conn, method string) error {
 	if s.opts.Cluster == nil || !isNodes(method) {
 		return fmt.Errorf("%w: nodes call no method %s of this server", schema.ErrNotSupported, schema.Quote(method))
@@ -109,18 +111,18 @@ func (s *Server) peerCall(pc *wire.PeerConn, conn *peer.Conn, method string) err
 		return s.servePeerReads(ctx, conn)
 	})
 	err = c.outcome(err)
-	if errors.Is(err, peer.ErrBroken) { // as of any client that has gone
+	if errors.Is(err, peer.ErrBroken) { // the node has gone, as a client that cancels
 		err = fmt.Errorf("%w: %w", context.Canceled, err)
 	}
-	pc.Interrupt() // a ping that finds no room ends, too
+	pc.Interrupt() // a ping that waits for room in the socket ends, too
 	s.finish(ctx, c, err)
 	watching.Wait()
 	return err
 }
 
-// meet gets to know the node that makes a call, before anything is done for it. It has
-// as long for that as a call has to say what it wants. The call ends when the key that
-// the node has proven to know is accepted no longer; stop ends that.
+// meet authenticates the node that makes a call, before anything is done for it. The node
+// has RequestTimeout for its part. The call ends when the key by which the node has
+// authenticated is no longer accepted; stop ends that watch.
 func (s *Server) meet(ctx context.Context, conn *peer.Conn,
 	method string) (hello peer.Hello, sealer *peer.Sealer, stop func() bool, err error) {
 	c, timeout := callFrom(ctx), s.opts.RequestTimeout
@@ -158,40 +160,43 @@ func bindingOf(g *wire.Conn) ([]byte, error) {
 	return b, nil
 }
 
-// Cluster says what a server is in its cluster.
+// Cluster is a server's place in its cluster.
 type Cluster struct {
-	// Name is the cluster's, and Node this node's.
+	// Name is the cluster's name, and Node this node's.
 	Name, Node string
-	// Address is where others reach it, as HOST:PORT. nil, or "": it is not known. A node that looks for another
-	// address is not let in.
+	// Address returns the address at which other nodes reach this one, as HOST:PORT. nil,
+	// or "", if it is not known. A node that has dialled another address is refused.
 	Address func() string
 	// Keys are the keys by which nodes authenticate to each other. A holder can read any
 	// blob whose key it knows, without a check of the rules. Without keys, every node is
 	// accepted if there are neither rules nor authentication, and no node otherwise.
 	Keys *peer.Keys
-	// Protocol is the only one that is spoken with other nodes; 0 for those of this program.
+	// Protocol is the only protocol version for other nodes; 0 for all versions of this
+	// program.
 	Protocol int
 	// Met gets the name of each node that has been authenticated; nil for none. It must
 	// not block.
 	Met func(node string)
-	// Egress counts what is sent to other nodes, and bounds it. Default: nothing is bounded.
+	// Egress counts and bounds the bytes that are sent to other nodes. By default they
+	// have no bound.
 	Egress *admission.Egress
-	// WarmOthers has each other node warm its part of a request, as this one does; nil if there is no way to. It calls
-	// progress, one call at a time, with what a node says, or why it says nothing more, and returns when all have
-	// ended.
+	// WarmOthers makes each other node warm its part of a request, as this one does; nil
+	// if there is no other. It calls progress, one call at a time, with each message of a
+	// node, or with the reason for its end, and returns when all nodes have ended.
 	WarmOthers func(ctx context.Context, request []byte, tenant string,
 		progress func(node string, said []byte, err error))
 }
 
 const (
-	// peerAnswerBytes and peerAnswerCount are how much goes into one message, of what is there.
+	// peerAnswerBytes and peerAnswerCount bound the answers of one message. A message has
+	// the answers that are ready, and does not wait for more.
 	peerAnswerBytes = 1 << 20
 	peerAnswerCount = 256
 	// thereEvery is the interval of heartbeats to a node that waits for answers, while
 	// there are none: a silent node is taken for dead.
 	thereEvery = 100 * time.Millisecond
-	// mostUnsent is how many answers wait to be sent at most. Blobs are bounded by their memory; this bounds what a
-	// node takes that asks and asks for what it does not get, and reads nothing.
+	// mostUnsent bounds the answers that wait to be sent. The memory of peer reads bounds
+	// blobs; this bounds refusals, which a node could request without ever reading them.
 	mostUnsent = 4096
 )
 
@@ -231,7 +236,8 @@ func (s *Server) servePeerReads(ctx context.Context, conn *peer.Conn) error {
 	return err
 }
 
-// follow has the engine know what another node's streams do, until ctx ends.
+// follow passes the progress of another node's streams to the engine, until ctx ends. It
+// has a goroutine of its own, so that reads do not wait for an update.
 func (s *Server) follow(ctx context.Context, node string, f *fetch.Follower, doing <-chan []fetch.Progress) {
 	for {
 		select {
@@ -247,27 +253,29 @@ func (s *Server) follow(ctx context.Context, node string, f *fetch.Follower, doi
 	}
 }
 
-// answering is the answers to one node that are to be sent.
+// answering is the state of one node's connection: its requests and its answers. receive,
+// send and follow each have a goroutine.
 type answering struct {
 	server     *Server
-	node, zone string // as it says
+	node, zone string // as the node has announced them
 
 	conn   *peer.Conn
-	sealer *peer.Sealer // of blobs without a hash; nil if they are not sealed
+	sealer *peer.Sealer // for blobs without a hash; nil if they are not sealed
 
 	to    *sentTo
 	ready chan struct{}         // signalled when there is something to send
 	sent  chan struct{}         // signalled when there is less
-	doing chan []fetch.Progress // what the node's streams do, the latest
+	doing chan []fetch.Progress // progress of the node's streams, the latest only
 
-	follower *fetch.Follower // of them
+	follower *fetch.Follower // follows these streams
 
 	mu      sync.Mutex
-	answers []fetch.Answer
-	waited  int // asks without an answer yet
+	answers []fetch.Answer // ready to be sent; guarded by mu
+	waited  int            // requests without an answer yet; guarded by mu
 }
 
-// receive has what the node asks for read, until it asks for no more.
+// receive starts the reads that the node requests, until it ends the call. It does not
+// wait for their answers, only for room for them: see admit.
 func (l *answering) receive(ctx context.Context, requester *fetch.Requester) error {
 	for {
 		what, err := l.conn.Receive(peer.MaxAsking)
@@ -313,7 +321,7 @@ func (l *answering) receive(ctx context.Context, requester *fetch.Requester) err
 		if err != nil {
 			return err
 		}
-		l.wake() // to say that this node is there, if the answers take long
+		l.wake() // so that send begins heartbeats if the answers take long
 	}
 }
 
@@ -333,7 +341,8 @@ func keepTickets(list, older []fetch.Progress) {
 	}
 }
 
-// answered takes what became of a peer read.
+// answered queues the answer of a peer read. Any goroutine may call it; it does not
+// block.
 func (l *answering) answered(a fetch.Answer) {
 	l.mu.Lock()
 	l.answers = append(l.answers, a)
@@ -342,7 +351,7 @@ func (l *answering) answered(a fetch.Answer) {
 	l.wake()
 }
 
-// wake has send look.
+// wake makes send check for answers.
 func (l *answering) wake() {
 	select {
 	case l.ready <- struct{}{}:
@@ -350,7 +359,8 @@ func (l *answering) wake() {
 	}
 }
 
-// admit counts an ask in, once there is room for its answer.
+// admit counts a request, once there is room for its answer. While there is none, the
+// node's further requests stay in the socket.
 func (l *answering) admit(ctx context.Context) error {
 	for {
 		l.mu.Lock()
@@ -377,7 +387,8 @@ func (l *answering) waits() bool {
 	return l.waited > 0
 }
 
-// take returns answers for one message.
+// take removes the answers of one message from the queue: at least one if there is any,
+// and then as many as the bounds allow.
 func (l *answering) take() []fetch.Answer {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -398,7 +409,8 @@ func (l *answering) take() []fetch.Answer {
 	return taken
 }
 
-// send sends answers until ctx ends.
+// send sends answers until ctx ends. While requests wait and no answer is ready, it sends
+// an empty message at each thereEvery.
 func (l *answering) send(ctx context.Context) error {
 	there := time.NewTimer(thereEvery)
 	defer there.Stop()
@@ -413,7 +425,7 @@ func (l *answering) send(ctx context.Context) error {
 			select {
 			case <-l.ready:
 				continue
-			case <-late: // a message of no answers
+			case <-late: // send a message without answers
 			case <-ctx.Done():
 				return nil
 			}

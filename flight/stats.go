@@ -424,7 +424,8 @@ func (v *Viewer) Visible(l *Status) VisibleStatus {
 		return l.All()
 	}
 	knows := cat.Knows()
-	sight := VisibleStatus{At: l.At, Stats: Stats{Limits: l.stats.Limits, Streams: []StreamInfo{}, Tenants: []TenantInfo{}}}
+	sight := VisibleStatus{At: l.At,
+		Stats: Stats{Limits: l.stats.Limits, Streams: []StreamInfo{}, Tenants: []TenantInfo{}}}
 	sight.Server.Started, sight.Server.Draining = l.stats.Server.Started, l.stats.Server.Draining
 	sight.Engine = catalog.NoStats()
 	for i := range l.calls {

@@ -128,7 +128,8 @@ func (v *View) Schema(ctx context.Context, req schema.Request) (*arrow.Schema, e
 	return v.catalog.engine.Schema(ctx, v.Snap, req)
 }
 
-// ResolveSplit says what a request for all of a split, or all rows, means, and its bytes where that is known, or else -1.
+// ResolveSplit resolves a request for a split, or for all rows if split is "". It also
+// returns its bytes if they are known, or else -1.
 func (v *View) ResolveSplit(ctx context.Context, split string) (*fetch.Resolved, int64, error) {
 	engine := v.catalog.engine
 	req := schema.Request{Dataset: v.Snap.Dataset, Snapshot: v.Snap.Number, Split: split, Within: v.Within}

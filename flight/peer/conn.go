@@ -423,8 +423,9 @@ const (
 	gone
 )
 
-// check is called every keepaliveAnswer, more or less, with when anything was last heard. A side is gone only once it was
-// asked: looks come a little late at times, and silence may be longer than it was to become.
+// check is called about every keepaliveAnswer, with the time at which the other side was
+// last heard. A side is gone only once it was asked: looks come a little late at times,
+// and silence may be longer than it was to become.
 func (q *quiet) check(now, heard time.Time) liveness {
 	late := now.Sub(q.looked) > 2*keepaliveAnswer
 	q.looked = now

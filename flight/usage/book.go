@@ -199,8 +199,8 @@ func (b *Book) Each(ctx context.Context, f Filter, turn func(func() error) error
 		return err
 	}
 	if len(names) > MaxDays {
-		return fmt.Errorf("%w: %d days are on record between %q and %q, at most %d are returned at once; name fewer by since "+
-			"and until", schema.ErrLimit, len(names), f.Since, f.Until, MaxDays)
+		return fmt.Errorf("%w: %d days are on record between %q and %q, at most %d are returned at once; name fewer by "+
+			"since and until", schema.ErrLimit, len(names), f.Since, f.Until, MaxDays)
 	}
 	for _, name := range names {
 		if ctx.Err() != nil {
