@@ -51,7 +51,7 @@ def main() -> None:
     with Node(args.bowstring, store, log=log) as node:
         print(f"bowstring serve listens on {node.url} (log: {log})")
         say("train for two epochs with plain pyarrow.flight")
-        run(sys.executable, HERE / "train.py", node.url, "photos")
+        run(sys.executable, HERE / "plain_pyarrow" / "train.py", node.url, "photos")
     say(f"the server has drained and ended; {time.monotonic() - begun:.0f} s in all")
     print(f"store and photographs stay in {args.dir}; `make clean` removes them")
 

@@ -39,7 +39,7 @@ def python(*args: str | Path, **environment: str) -> str:
 
 
 def test_train(node: Node) -> None:
-    out = run("train.py", node.url, "photos")
+    out = run("plain_pyarrow/train.py", node.url, "photos")
     assert len(re.findall(r"epoch \d: 270 samples in .* samples/s", out)) == 2
     assert "every sample came exactly once an epoch" in out
     assert "accuracy rose" in out
@@ -93,8 +93,11 @@ def test_language_model(start: StartNode, tmp_path: Path) -> None:
     ("script", "says"),
     [
         ("quickstart.py", "step 4"),
-        ("resume.py", "300 of them different, 300 expected"),
-        ("polars_metadata.py", "motorcycle"),
+        ("resume.py", "270 samples, 270 of them different, 270 expected"),
+        ("selections.py", "10 selected"),
+        ("plain_pyarrow/quickstart.py", "step 4"),
+        ("plain_pyarrow/resume.py", "300 of them different, 300 expected"),
+        ("plain_pyarrow/polars_metadata.py", "motorcycle"),
     ],
 )
 def test_short_examples(node: Node, script: str, says: str) -> None:
@@ -103,7 +106,7 @@ def test_short_examples(node: Node, script: str, says: str) -> None:
 
 @pytest.mark.nightly  # tests/python/test_ray.py has a Ray of its own
 def test_ray_example(node: Node) -> None:
-    assert "mean(bytes)" in run("ray_data.py", node.url, "photos")
+    assert "mean(bytes)" in run("plain_pyarrow/ray_data.py", node.url, "photos")
 
 
 def test_the_demo_stops_its_server_when_it_is_interrupted(binary: Path, tmp_path: Path) -> None:

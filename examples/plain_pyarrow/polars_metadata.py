@@ -1,6 +1,6 @@
 """Look at a dataset's metadata with Polars; not one image is read for it.
 
-python examples/polars_metadata.py grpc://127.0.0.1:8815 photos
+python examples/plain_pyarrow/polars_metadata.py grpc://127.0.0.1:8815 photos
 """
 
 import json

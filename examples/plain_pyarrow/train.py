@@ -1,6 +1,6 @@
 """Train an image classifier from a Bowstring server with nothing but pyarrow.flight.
 
-    python examples/train.py grpc://127.0.0.1:8815 photos
+    python examples/plain_pyarrow/train.py grpc://127.0.0.1:8815 photos
 
 Two epochs in a global shuffle that the seed and the epoch alone determine; the model is a softmax
 on 32x32 thumbnails. Ends with a failure if a sample of an epoch came twice or not at all, or if the

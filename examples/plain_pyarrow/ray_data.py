@@ -1,6 +1,6 @@
 """Read a dataset with Ray Data: one read task for each endpoint, that is, for each rank.
 
-    python examples/ray_data.py grpc://127.0.0.1:8815 photos
+    python examples/plain_pyarrow/ray_data.py grpc://127.0.0.1:8815 photos
 
 The server shares an epoch out to as many ranks as the request says; each Ray task redeems one
 ticket over a connection of its own, so blocks arrive in parallel and no sample comes twice.
