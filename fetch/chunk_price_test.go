@@ -84,7 +84,7 @@ func (c *chunkPrice) run(b *testing.B) {
 		}
 	}()
 	gets := func() int64 { return server.Counts().Requests[object.KindGet] }
-	differs, held, lookUps := 0, 0.0, 0.0
+	differs, held, lookups := 0, 0.0, 0.0
 	var first, later int64
 	for epoch := range uint64(epochs) {
 		before := gets()
@@ -100,7 +100,7 @@ func (c *chunkPrice) run(b *testing.B) {
 				served[pos] = true
 				at++
 			}
-			held, lookUps = held+float64(cache.Capacity())/float64(n*size), lookUps+1
+			held, lookups = held+float64(cache.Capacity())/float64(n*size), lookups+1
 		}
 		stream.Close()
 		differs += n - int(at)
@@ -113,7 +113,7 @@ func (c *chunkPrice) run(b *testing.B) {
 	}
 	each := float64(n / objects * (size + 64))
 	k := each / math.Ceil(each/float64(min(c.window/16, spans.MaxSpan))) / float64(size) // of the samples in a chunk
-	held = min(held/lookUps, 1)
+	held = min(held/lookups, 1)
 	bound := func(first bool) float64 { return spans.Requests(float64(n), k, held, first) }
 	price, _ := object.ListPrices().Find("s3://samples")
 	cost := func(gets int64) float64 {

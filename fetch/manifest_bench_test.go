@@ -29,7 +29,7 @@ type madeUp struct {
 	page []byte // of the first rows
 	info schema.Chunk
 	list [][]byte // of each chunk's pages
-	ids  int      // where the ids, the keys, and the days lie in a page
+	ids  int      // offsets of the ids, the keys, and the days in a page
 	keys int
 	days int
 	blob []byte

@@ -96,9 +96,8 @@ func (e *Engine) Rates(at time.Time, size float64) (Rates, RatesFrom) {
 	return r, from
 }
 
-// storeSeen puts into r what streams have seen of the store around a time, after a
-// calibration, and reports whether they have. One way and another, it is of blobs of about such a
-// size.
+// storeSeen corrects the store's rates in r by the measurements of streams around a time,
+// after a calibration, for blobs of about that size. It reports whether there are any.
 func (e *Engine) storeSeen(r *Rates, at, calibrated time.Time, size float64) bool {
 	seen := e.reader.Past(at.Add(-ratesNear), at.Add(ratesNear))
 	if seen.Full < ratesFull {
@@ -211,9 +210,9 @@ const (
 	someRows, someBytes = 256, 16 << 20
 )
 
-// Calibrate measures the store by reading blobs of a job, and the disk of the spill. One
-// calibration runs at once, and none beside streams unless the options say so: what they read
-// is told by Rates.
+// Calibrate measures the store by reading blobs of a job, and the disk of the spill. Only one
+// calibration runs at a time, and none while streams read, unless the options say so: Rates
+// returns what streams have measured.
 func (e *Engine) Calibrate(ctx context.Context, j *Job, opts CalibrateOptions) (*Calibration, error) {
 	if !e.calibrated.running.TryLock() {
 		return nil, fmt.Errorf("%w: another calibration runs", schema.ErrUnavailable)

@@ -61,7 +61,7 @@ func (p *pail) asked() (reads int, bytes int64) {
 	return reads, bytes
 }
 
-// attached is a store with a dataset "d" whose n images are in a bucket in memory, each in an object. An image of nil is
+// attached is a store with a dataset "d" whose n images are in a bucket in memory, "each" images per object. An image of nil is
 // null.
 func attached(t *testing.T, n, each int, image func(i int) []byte) (store.Store, *pail) {
 	t.Helper()

@@ -277,6 +277,6 @@ func TestFollowedStreamsHaveTenants(t *testing.T) {
 		return cache.Stats().Entries == images
 	})
 	if got, all := cache.TenantBytes("theirs"), cache.TenantBytes(""); got == 0 || all != 0 {
-		t.Errorf("%d bytes are on the tenant's account, %d in all", got, all)
+		t.Errorf("%d bytes are on the tenant's account, %d on no tenant's", got, all)
 	}
 }

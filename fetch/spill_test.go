@@ -187,7 +187,7 @@ func TestSpillIsGivenFrames(t *testing.T) {
 	req := shuffled("ds", 1, 0)
 	drain(t, e, open(t, e, req), ticket(req, 0))
 	until(t, "all is in the spill", func() bool { return cache.Stats().Entries == images })
-	// Blobs that are prefetched while no stream reads are stored at once, with all blobs of their frame.
+	// Blobs that are prefetched while no stream reads are stored in the spill at once.
 	if n, prefetched := far.asked.Load(), e.Stats().ReadReasons["ahead"]; n < images-prefetched {
 		t.Errorf("the spill asked for %d frames of %d, of which %d were read ahead", n, images, prefetched)
 	}

@@ -29,7 +29,7 @@ type Stats struct {
 	Retries     int64 `json:"retries"`    // attempts after one that failed or was silent for long
 	Hedges      int64 `json:"hedges"`     // attempts beside one that was slow
 	HedgesWon   int64 `json:"hedges_won"` // of those, which brought the blob first
-	GivenUp     int64 `json:"given_up"`   // blobs that no attempt brought
+	Failed      int64 `json:"given_up"`   // blobs that no attempt brought
 	Lost        int64 `json:"lost"`       // of those, which are missing or damaged in the store
 	Batches     int64 `json:"batches"`    // record batches handed to consumers
 	Rows        int64 `json:"rows"`       // rows in them
@@ -121,7 +121,7 @@ func (e *Engine) Stats() Stats {
 		Streams: s.Streams, LiveStreams: s.Live, Waiting: s.Waiting, Batches: s.Batches, Rows: s.Rows,
 		Reads: r.Reads, ReadReasons: r.Reasons.Map(), ReadBytes: r.ReadBytes, ReadNanos: int64(r.ReadTime),
 		FailedReads: r.FailedReads,
-		SharedReads: r.SharedReads, Retries: r.Retries, Hedges: r.Hedges, HedgesWon: r.HedgesWon, GivenUp: r.Failed,
+		SharedReads: r.SharedReads, Retries: r.Retries, Hedges: r.Hedges, HedgesWon: r.HedgesWon, Failed: r.Failed,
 		Lost:       r.Lost,
 		SpillReads: r.UpperReads, SpillBytes: r.UpperBytes, PeerReads: r.PeerReads, PeerBytes: r.PeerBytes,
 		FellBack: r.FellBack, Fills: r.Fills,

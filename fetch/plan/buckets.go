@@ -58,7 +58,7 @@ const (
 	// MaxWindowRows bounds the samples of a window: one is put in order in some milliseconds.
 	MaxWindowRows = 1 << 16
 	// minKept is the least number of kept windows: a stream reads one, and prefetching
-	// reads the next ones. Of small windows, as many are kept as have keptRows rows, at
+	// reads the next ones. If windows are small, as many are kept as have keptRows rows, at
 	// most maxKept.
 	minKept  = 8
 	maxKept  = 256

@@ -92,8 +92,8 @@ type share struct {
 	slots        []uint16
 	quota, count []int32 // by node: rows that it gets in all, and rows assigned so far
 	who          []int16 // node of each row
-	unowned      []int32 // rows that nobody owns and nobody has
-	surplus      []int32 // others that nobody has
+	unowned      []int32 // unassigned rows without an owner
+	surplus      []int32 // other unassigned rows
 	deficit      int     // nodes before it have their quota
 }
 

@@ -137,7 +137,7 @@ func (ch sink) engine(e *fetch.Stats) {
 	for m, v := range map[*metric]int64{
 		sharedReads: e.SharedReads, failedReads: e.FailedReads, retries: e.Retries, hedges: e.Hedges,
 		hedgesWon: e.HedgesWon, rankGroupBytes: e.RankGroupBytes, rankGroupsBehind: e.RankGroupsBehind,
-		failedBlobs: e.GivenUp, lost: e.Lost, fills: e.Fills, readsInFlight: int64(e.ReadsInFlight),
+		failedBlobs: e.Failed, lost: e.Lost, fills: e.Fills, readsInFlight: int64(e.ReadsInFlight),
 		bytesInFlight: e.BytesInFlight,
 		inFlightLimit: e.InFlightLimit, waitingRows: int64(ready), streamsReading: int64(len(e.Windows)),
 		streamsWaiting: int64(e.Waiting), snapshotsOpen: int64(e.Snapshots),
