@@ -6,7 +6,7 @@ import bowstring
 
 photos = bowstring.connect(sys.argv[1]).dataset(sys.argv[2], split="train")
 print(photos.num_rows, "samples,", photos.nbytes, "bytes:", photos.schema.names)
-batches = photos.shuffle(7).batches(64)
-for batch in batches:
+batches = photos.shuffle(7).batches(64)  # batches.place has the position, batches.ticket what comes next
+for step, batch in enumerate(batches):
     images, labels = batch["image"], batch["label"]
-    print("step", batches.place["step"], len(images), "images; first label", labels[0].as_py())
+    print("step", step, len(images), "images; first label", labels[0].as_py())
