@@ -13,29 +13,39 @@ import (
 	"bowstring/schema"
 )
 
-// Rows are the rows of a snapshot before: their ids, references and some columns, which an attachment keeps of rows whose
-// objects have not changed. It takes about 20 bytes a row, 48 for each blob, and the columns.
+// Rows are the rows of the previous snapshot: their ids, their references and some
+// columns. An attachment reuses them for rows whose objects have not changed. A row takes
+// about 20 bytes of memory, plus 48 for each blob and its columns.
+//
+// Rows do not change after ReadRows: any number of goroutines may use them.
 type Rows struct {
-	store   store.Store
-	form    *schema.Form
-	ids     []schema.ID // by position
-	order   []uint32    // positions, by ids
+	store store.Store
+	form  *schema.Form
+	ids   []schema.ID // by position
+	order []uint32    // positions, by ids
+	// refs holds the references of each blob column by position. A null has the size
+	// null.
 	refs    [][]schema.BlobRef
 	columns map[string]arrow.Array
 	used    map[schema.ObjectPrefix]*numbers // objects with blobs, by their sets
+	// columns are the kept columns by name, each as long as the snapshot. A column that the
+	// snapshot lacks is absent.
 }
 
-// numbers is a set of numbers of objects.
+// numbers is a set of object numbers within one object set. A bitmap of schema.MaxObjects
+// bits costs the same for any content, and a lookup is one load.
 type numbers [schema.MaxObjects / 64]uint64
 
 func (n *numbers) add(i uint32)      { n[i/64] |= 1 << (i % 64) }
 func (n *numbers) has(i uint32) bool { return n[i/64]&(1<<(i%64)) != 0 }
 
-// null is the size of a reference in the place of a null.
+// null is the size of a reference that stands for a null. A pointer for each reference
+// would cost a heap object for each blob.
 const null = -1
 
-// ReadRows reads the rows of a snapshot. columns names those that are kept; the snapshot may lack
-// some.
+// ReadRows reads all rows of a snapshot. columns names the columns that are kept in
+// memory; the snapshot may lack some of them. An error of the store ends it, and so does
+// a cancelled ctx.
 func ReadRows(ctx context.Context, st store.Store, snap *schema.Snapshot, columns []string) (*Rows, error) {
 	form, err := schema.NewForm(snap)
 	if err != nil {
@@ -68,6 +78,9 @@ func ReadRows(ctx context.Context, st store.Store, snap *schema.Snapshot, column
 	if err != nil {
 		return nil, err
 	}
+	// The ids stay in the order of the snapshot, because columns and splits go by
+	// position. Lookups by id use a permutation of 4 bytes a row instead of a map, which
+	// would take several times that.
 	r.order = make([]uint32, len(r.ids))
 	for i := range r.order {
 		r.order[i] = uint32(i)
@@ -76,6 +89,7 @@ func ReadRows(ctx context.Context, st store.Store, snap *schema.Snapshot, column
 	return r, nil
 }
 
+// use records that an object has a blob, so that Base.has can answer without its rows.
 func (r *Rows) use(a schema.ObjectAddress) {
 	in := r.used[a.Prefix]
 	if in == nil {
@@ -85,7 +99,9 @@ func (r *Rows) use(a schema.ObjectAddress) {
 	in.add(a.Object)
 }
 
-// read reads columns of some chunks, and visits their pages.
+// read reads the named columns of some chunks and passes each of their pages to visit. It
+// makes one pass over the pages, because each page is fetched and decoded once. The
+// arrays of a name that the schema lacks, or has twice, are absent from the result.
 func (r *Rows) read(ctx context.Context, chunks []schema.Chunk, columns []string,
 	visit func(*schema.Page) error) (map[string]arrow.Array, error) {
 	snap := r.form.Snapshot()
@@ -118,11 +134,12 @@ func (r *Rows) read(ctx context.Context, chunks []schema.Chunk, columns []string
 	return found, nil
 }
 
-// Schema is that of the rows.
+// Schema is the schema of the snapshot that the rows come from.
 func (r *Rows) Schema() *arrow.Schema { return r.form.Snapshot().Schema }
 
-// Fits reports whether rows of a schema can take references and columns of these: the blob columns are the same, and so
-// are the columns that were kept.
+// Fits reports whether rows of schema s can take references and columns of these rows.
+// The blob columns must be the same, in the same order, because references go by
+// position. A kept column that s has must have the same type.
 func (r *Rows) Fits(s *arrow.Schema) bool {
 	same := func(a, b arrow.Field) bool { return a.Name == b.Name && arrow.TypeEqual(a.Type, b.Type) }
 	if !slices.EqualFunc(schema.BlobFields(r.Schema()), schema.BlobFields(s), same) {
@@ -137,13 +154,14 @@ func (r *Rows) Fits(s *arrow.Schema) bool {
 	return true
 }
 
-// Has reports whether there is a row with an id.
+// Has reports whether the rows contain an id.
 func (r *Rows) Has(id schema.ID) bool {
 	_, ok := r.find(id)
 	return ok
 }
 
-// Same reports whether there is a row with an id and these references.
+// Same reports whether the rows contain an id with exactly these references. ref returns
+// the reference of a blob column, nil for a null.
 func (r *Rows) Same(id schema.ID, ref func(column int) *schema.BlobRef) bool {
 	row, ok := r.find(id)
 	for c := range r.refs {
@@ -156,6 +174,7 @@ func (r *Rows) Same(id schema.ID, ref func(column int) *schema.BlobRef) bool {
 	return ok
 }
 
+// find returns the position of an id in the snapshot.
 func (r *Rows) find(id schema.ID) (row int, ok bool) {
 	at, ok := slices.BinarySearchFunc(r.order, id, func(x uint32, id schema.ID) int { return bytes.Compare(r.ids[x][:], id[:]) })
 	if !ok {
@@ -164,7 +183,9 @@ func (r *Rows) find(id schema.ID) (row int, ok bool) {
 	return int(r.order[at]), true
 }
 
-// known is what is known of a row, with some of its columns, which begin at a row.
+// known assembles a source.Known from row's references and columns. begin is the row of
+// the snapshot at which the arrays in columns start. The references point into r: the
+// caller does not change them.
 func (r *Rows) known(row int, columns map[string]arrow.Array, begin int) source.Known {
 	refs := make([]*schema.BlobRef, len(r.refs))
 	for c := range refs {
@@ -180,9 +201,9 @@ func (r *Rows) known(row int, columns map[string]arrow.Array, begin int) source.
 	}}
 }
 
-// Known returns what is known of a sample whose blobs are at the same extents of objects
-// that have not changed; nil for any other. It is safe for concurrent use, also with one
-// caller of Ref and Keep.
+// Known returns the stored row of a sample if its blobs are at the same extents of
+// objects that have not changed, and nil otherwise. Any number of goroutines may call it,
+// also while another one calls Ref and Keep: it uses index, which does not touch l.last.
 func (l *Listing) Known(rows *Rows, id schema.ID, at []source.Extent) *source.Known {
 	row, ok := rows.find(id)
 	if !ok || len(at) != len(rows.refs) {
@@ -200,6 +221,9 @@ func (l *Listing) Known(rows *Rows, id schema.ID, at []source.Extent) *source.Kn
 		if !ok || e.Length != ref.Size {
 			return nil
 		}
+		// An address names its object by set and number. If the object had changed,
+		// NewListing would have put it into another set, so equal addresses mean equal
+		// content.
 		p := l.places[i]
 		want := schema.ObjectAddress{Prefix: l.sets[p.set].prefix, Object: p.number, Offset: e.Offset}
 		if e.Unit != nil {
@@ -213,9 +237,11 @@ func (l *Listing) Known(rows *Rows, id schema.ID, at []source.Extent) *source.Kn
 	return &known
 }
 
-// Proves reports whether a row has its blobs at the same extents, in the same versions of
-// the same objects, and a checksum for each, where one of them had none. sets are those
-// of the snapshot before; at returns the extents of the blobs, and ref their references.
+// Proves reports whether a row has its blobs at the same extents of the same versions of
+// the same objects, and whether it gained at least one checksum by that. Each blob must
+// have a checksum now. sets are the object sets of the previous snapshot, at returns the
+// extent of a blob column, and ref its new reference. Keys cannot be compared, because
+// the key of a blob without a checksum differs from its key with one.
 func (l *Listing) Proves(rows *Rows, sets []Base, id schema.ID, at func(column int) source.Extent,
 	ref func(column int) *schema.BlobRef) bool {
 	row, ok := rows.find(id)

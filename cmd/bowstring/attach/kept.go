@@ -11,18 +11,23 @@ import (
 	"bowstring/schema"
 )
 
-// Kept are the rows of objects that have not changed, by their objects. It implements source.Kept, for one goroutine.
+// Kept holds the rows of objects that have not changed, by object. It implements
+// source.Kept, for one goroutine: All loads a chunk at a time and remembers the last one.
 //
-// An object's rows are known where they follow each other in a snapshot, all in one
-// split, and are in no other object. The addresses of the blobs in the manifest show
-// that.
+// The source of an unchanged object is not read again. That is allowed only if the rows
+// of the object are known exactly: they follow each other in a snapshot, are all in one
+// split, and have blobs in no other object. The addresses of the blobs in the manifest
+// show that.
 type Kept struct {
 	dataset string
 	bases   []*Rows
-	files   map[string]run
-	names   map[objectAt]string // of their objects
+	// files maps the key of an object to its rows.
+	files map[string]run
+	// names maps an object's address back to its key.
+	names map[objectAt]string // of their objects
 
-	// The chunk that was read last: rows are mostly asked for in their order.
+	// The chunk that was read last. All is called for objects in the order of the rows,
+	// so that the next row is mostly in the same chunk.
 	of      *Rows
 	begin   int64 // of its rows
 	until   int64
@@ -30,22 +35,24 @@ type Kept struct {
 	all     []string // names of the columns of metadata
 }
 
-// run is the rows of an object.
+// run is the range of rows [start, end) of an object.
 type run struct {
 	base       *Rows
 	start, end int64
 	split      string
-	broken     bool // there are more, or not all of them are its own
+	// broken excludes the object: its rows do not follow each other, some of them also
+	// belong to another object, or they are in several splits.
+	broken bool // there are more, or not all of them are its own
 }
 
-// objectAt is an object by its set and its number there.
+// objectAt identifies an object by its set and its number in that set.
 type objectAt struct {
 	prefix schema.ObjectPrefix
 	number uint32
 }
 
-// Kept finds the rows of objects that have not changed. bases have the same schema; what the first has of an object is
-// taken.
+// Kept finds the rows of objects that have not changed. bases have the same schema. If
+// several bases have rows of an object, the first base wins.
 func (l *Listing) Kept(dataset string, bases []*Rows) *Kept {
 	k := &Kept{dataset: dataset, bases: bases, files: map[string]run{}, names: map[objectAt]string{}}
 	if len(bases) == 0 {
@@ -54,6 +61,7 @@ func (l *Listing) Kept(dataset string, bases []*Rows) *Kept {
 	for _, f := range schema.MetaFields(bases[0].Schema()) {
 		k.all = append(k.all, f.Name)
 	}
+	// Only objects that kept their place in a set of the previous snapshot are unchanged.
 	here := map[objectAt]int{}
 	for i, p := range l.places {
 		if s := &l.sets[p.set]; s.known != nil {
@@ -72,15 +80,21 @@ func (l *Listing) Kept(dataset string, bases []*Rows) *Kept {
 	return k
 }
 
-// runs finds the rows of each object.
+// runs finds the range of rows of each object in one pass over the snapshot.
+//
+// A row without any blob shows no object. It is taken for a row of the object before and
+// after it if both are the same one. If they differ, the row may belong to either, and
+// both objects are broken.
 func (r *Rows) runs() map[objectAt]*run {
 	found := map[objectAt]*run{}
 	var last *run
-	unclear := false // the rows since last, or since the beginning, have no blob that says whose they are
+	// unclear: the rows since those of last, or since the beginning, have no blob that
+	// shows their object.
+	unclear := false
 	for pos := range r.ids {
 		var own *run
 		first := objectAt{}
-		several, elsewhere := false, false // it is in several objects; in none, but in the store
+		several, elsewhere := false, false // the row is in several objects; it has a blob of the store
 		for c := range r.refs {
 			ref := &r.refs[c][pos]
 			if ref.Size == null {
@@ -100,6 +114,8 @@ func (r *Rows) runs() map[objectAt]*run {
 			}
 			several = several || at != first
 		}
+		// A row with blobs in several objects cannot be dropped or kept with any one of
+		// them.
 		if several {
 			for c := range r.refs {
 				if a, ok := schema.ParseObjectAddress(r.refs[c][pos].Key); ok && r.refs[c][pos].Size != null {
@@ -124,18 +140,20 @@ func (r *Rows) runs() map[objectAt]*run {
 				last.broken = true
 			}
 		}
+		// The object appears again after rows of another one, or in a second split.
 		if own.end != int64(pos) && own != last || own.split != r.form.SplitOf(int64(pos)) {
 			own.broken = true
 		}
 		own.end, last, unclear = int64(pos)+1, own, false
 	}
+	// The rows at the end may belong to the last object or to one that is gone.
 	if unclear && last != nil {
 		last.broken = true
 	}
 	return found
 }
 
-// Any reports whether there is any such object.
+// Any reports whether there is any unchanged object.
 func (k *Kept) Any() bool { return len(k.files) > 0 }
 
 // Schema implements source.Kept.
@@ -147,13 +165,14 @@ func (k *Kept) Rows(file string) (n int64, split string, ok bool) {
 	return r.end - r.start, r.split, ok
 }
 
-// Is implements source.Kept.
+// Is implements source.Kept. It compares ids, because a snapshot does not store keys.
 func (k *Kept) Is(file string, row int64, key string) bool {
 	r := k.files[file]
 	return r.base.ids[r.start+row] == schema.SampleID(k.dataset, key)
 }
 
-// Has implements source.Kept.
+// Has implements source.Kept. The first blob that is not null decides to which object the
+// row belongs: an object that is not broken shares no row.
 func (k *Kept) Has(key string) bool {
 	id := schema.SampleID(k.dataset, key)
 	for _, base := range k.bases {
@@ -185,7 +204,8 @@ func (k *Kept) All(ctx context.Context, file string) iter.Seq2[source.KeptRow, e
 	}
 }
 
-// load reads the columns of the chunk that a row is in.
+// load reads the metadata columns of the chunk that contains a row, unless they are in
+// memory. Reading all chunks at once would hold the metadata of the whole snapshot.
 func (k *Kept) load(ctx context.Context, base *Rows, pos int64) (err error) {
 	chunks := base.form.Snapshot().Chunks
 	if k.of == base && k.begin <= pos && pos < k.until {

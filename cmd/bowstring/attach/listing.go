@@ -1,6 +1,12 @@
-// Package attach makes keys from the extents of the blobs of a source. It cuts the
-// objects that a source lists into object sets, finds those that a snapshot has already,
-// and keeps what units there are.
+// Package attach makes keys from the extents of the blobs of a source. An attached
+// dataset does not copy blobs into the store: the key of each blob is its address in an
+// object of the user's bucket.
+//
+// A Listing cuts the listed objects into object sets, reuses the sets of the previous
+// snapshot, and collects the compressed units. Rows and Kept return what the previous
+// snapshot knows of rows whose objects have not changed. Prove reads blobs that have no
+// checksum yet. Reading the formats themselves is in package source. Begin with
+// NewListing and Listing.Ref.
 package attach
 
 import (
@@ -13,25 +19,31 @@ import (
 	"bowstring/schema"
 )
 
-// Listing is the objects of a source and the sets that they are in. It is not safe for concurrent use.
+// Listing is the objects of a source and the sets that they are in. One goroutine may
+// call its methods; Known is the exception.
 type Listing struct {
 	bucket  string
 	reading string
+	// unread means that blobs of the sets made here are not read, and so have no
+	// checksum.
 	unread  bool            // blobs of sets that are made here are not read
 	objects []schema.Object // in ascending order of their keys
 	places  []place         // by object
 	sets    []set
 	units   map[int][]schema.Unit // by object, in ascending order of their offsets
-	last    int                   // the object that was found last: the next one is often the same, or follows it
+	// last is the object that find returned last. The next blob is mostly in the same
+	// object or in the one after it.
+	last int
 }
 
-// place is where an object is: a set of the listing, and the object's number in it.
+// place is the position of an object: the index of its set in the listing, and its number
+// in that set. Before an object has a set, set is -1.
 type place struct {
 	set    int32
 	number uint32
 }
 
-// set is one that keys name.
+// set is an object set that keys may name.
 type set struct {
 	prefix  schema.ObjectPrefix
 	known   *schema.SetRef // one of the snapshot before; nil for one that is made here
@@ -39,10 +51,14 @@ type set struct {
 	used    bool           // it has blobs
 }
 
-// NewListing cuts objects into sets. bucket is the URL of their bucket, and reading says how the source is read; unread, that blobs are
-// not. base
-// are the sets of the snapshot before that were read the same way: an object that one of them has, with the same size and
-// version, stays there.
+// NewListing cuts objects into sets.
+//
+// bucket is the URL of their bucket. reading says how the source is read: sets of another
+// reading are not reused, because the same extents would be other blobs. unread says that
+// the blobs are not read. base are the object sets of the previous snapshot. An object
+// that one of them contains with the same size and version stays there, so that its blobs
+// keep their keys. The objects must ascend by key; otherwise the error wraps
+// schema.ErrUnavailable.
 func NewListing(bucket, reading string, unread bool, objects []schema.Object, base []Base) (*Listing, error) {
 	for i := 1; i < len(objects); i++ {
 		if objects[i-1].Key >= objects[i].Key {
@@ -77,16 +93,16 @@ func NewListing(bucket, reading string, unread bool, objects []schema.Object, ba
 	return l, nil
 }
 
-// Base is an object set of the snapshot before, and what it is named by.
+// Base is an object set of the previous snapshot and its reference.
 type Base struct {
 	Ref schema.SetRef
 	Set *schema.ObjectSet
-	// Rows are those that may be in it, of one snapshot or of several: an object without
-	// any is not taken from it. nil: all are.
+	// Rows are the rows that may have blobs in the set, from one snapshot or several. An
+	// object without any row is not reused. nil means that all objects are.
 	Rows []*Rows
 }
 
-// has reports whether an object has a row.
+// has reports whether any row has a blob in an object of the set.
 func (b *Base) has(number int) bool {
 	return b.Rows == nil || slices.ContainsFunc(b.Rows, func(r *Rows) bool {
 		in := r.used[b.Ref.Prefix]
@@ -94,8 +110,10 @@ func (b *Base) has(number int) bool {
 	})
 }
 
-// keep takes the objects that a set of the snapshot before has. Both lists ascend.
+// keep assigns the objects that a set of the previous snapshot contains unchanged. Both
+// lists ascend by key, so that one merge pass finds them.
 func (l *Listing) keep(b *Base) {
+	// The set is added even if no object matches. KeptSets leaves out sets without blobs.
 	number := int32(len(l.sets))
 	l.sets = append(l.sets, set{prefix: b.Ref.Prefix, known: &b.Ref})
 	i := 0
@@ -116,7 +134,8 @@ func (l *Listing) keep(b *Base) {
 	}
 }
 
-// find returns the number of a file in the listing.
+// find returns the index of a file in the listing. It tries the object found last and the
+// next one before it searches, because sources read their objects in order.
 func (l *Listing) find(file string) (int, bool) {
 	for i := l.last; i < min(l.last+2, len(l.objects)); i++ {
 		if l.objects[i].Key == file {
@@ -131,19 +150,25 @@ func (l *Listing) find(file string) (int, bool) {
 	return i, ok
 }
 
+// index is find without the memory of the last object, and so safe for concurrent use.
 func (l *Listing) index(file string) (int, bool) {
 	return slices.BinarySearchFunc(l.objects, file, func(o schema.Object, key string) int {
 		return strings.Compare(o.Key, key)
 	})
 }
 
+// A key has 6 bytes for an offset in an object, and 5 for one in a unit.
 const (
 	mostOffset = 1<<48 - 1 // in an object
 	mostInUnit = 1<<40 - 1
 )
 
-// Ref makes the reference of a blob: its key is the address of its extent. data is nil of
-// one that was not read, whose checksum is not known.
+// Ref makes the reference of a blob. Its key is the address of its extent. A nil data
+// means that the blob was not read: the reference then has no checksum.
+//
+// If the file is not in the listing, the error wraps schema.ErrConflict. An extent
+// outside its object wraps schema.ErrDataLoss, and an offset that an address cannot hold
+// wraps schema.ErrNotSupported.
 func (l *Listing) Ref(at source.Extent, data []byte) (schema.BlobRef, error) {
 	read := data != nil
 	i, ok := l.find(at.File)
@@ -181,7 +206,9 @@ func (l *Listing) Ref(at source.Extent, data []byte) (schema.BlobRef, error) {
 	return ref, nil
 }
 
-// addUnit notes a unit of an object.
+// addUnit records a compressed unit of an object. A second unit at the same offset must
+// be equal. An object of a previous set cannot gain a unit: its set is stored, and its
+// units with it.
 func (l *Listing) addUnit(object int, u schema.Unit) error {
 	units := l.units[object]
 	at, found := slices.BinarySearchFunc(units, u.Offset, func(u schema.Unit, at int64) int {
@@ -201,7 +228,8 @@ func (l *Listing) addUnit(object int, u schema.Unit) error {
 	return nil
 }
 
-// Keep notes that a row keeps a reference of the snapshot before, by its key.
+// Keep records that a row keeps a reference of the previous snapshot. The set in its key
+// stays part of the new snapshot.
 func (l *Listing) Keep(key schema.Key) {
 	a, _ := schema.ParseObjectAddress(key)
 	for i := range l.sets {
@@ -212,7 +240,7 @@ func (l *Listing) Keep(key schema.Key) {
 	}
 }
 
-// Keeps reports whether any object is one that the snapshot before has.
+// Keeps reports whether any object is in a set of the previous snapshot.
 func (l *Listing) Keeps() bool {
 	return slices.ContainsFunc(l.places, func(p place) bool { return l.sets[p.set].known != nil })
 }
@@ -228,7 +256,8 @@ func (l *Listing) KeptSets() []schema.SetRef {
 	return kept
 }
 
-// Made lists the sets that are new, with the units that are known by now.
+// Made yields the new sets that have blobs, with the units known so far. It is called
+// after the last Ref: a set that was yielded earlier would lack later units.
 func (l *Listing) Made(yield func(*schema.ObjectSet) bool) {
 	for _, s := range l.sets {
 		if s.known != nil || !s.used {

@@ -15,23 +15,31 @@ import (
 )
 
 const (
-	// provedTogether is how many blobs are sorted by their extents before they are read.
+	// provedTogether is how many blobs are collected and sorted by extent before they are
+	// read. More would find more neighbours,
+	// and take more memory.
 	provedTogether = 1 << 16
-	// proofBytes is how much of an object is read at once; a larger blob is read whole.
+	// proofBytes is the most that one request reads of an object. A larger blob is read
+	// whole.
 	proofBytes = 8 << 20
-	// proofGap is the largest gap between two blobs that is read with them: headers of a tar, or about what a request costs.
+	// proofGap is the largest gap between two blobs that one request reads along. It
+	// covers the headers of a tar, and costs about as much time as a second request.
 	proofGap = 64 << 10
-	// proofsAtOnce is how many such reads are under way at once.
+	// proofsAtOnce is how many such requests are in flight. With proofBytes it bounds the
+	// memory for buffers to 64 MiB, except for larger blobs.
 	proofsAtOnce = 8
 )
 
-// Prove reads the blobs of a snapshot that have no checksum by now, and no other ones: the store keeps their checksums.
-// row is called for each row that has such a blob, with the row's references, nil being null.
+// Prove reads the blobs of a snapshot that have no checksum yet, and no other ones. The
+// store keeps their checksums. Prove calls row for each row that has such a blob, with
+// the row's references; nil stands for a null. refs is reused: row must not keep it.
 func Prove(ctx context.Context, st store.Store, snap *schema.Snapshot, row func(id schema.ID, refs []*schema.BlobRef)) error {
 	prover := store.ProverOf(st)
 	if err := prover.LearnProofs(ctx, snap); err != nil {
 		return err
 	}
+	// due is bounded: the blobs of a full batch are read before the next page, so that a
+	// snapshot of any size fits.
 	var due []schema.BlobRef
 	refs := make([]*schema.BlobRef, len(schema.BlobFields(snap.Schema)))
 	err := store.EachPage(ctx, snap, snap.Chunks, st.Get, func(_ schema.Chunk, m *schema.Manifest) error {
@@ -71,15 +79,17 @@ func Prove(ctx context.Context, st store.Store, snap *schema.Snapshot, row func(
 	return prover.KeepProofs(ctx)
 }
 
-// located is a blob and its extent.
+// located is a blob with the extent that the store resolved for it.
 type located struct {
 	ref schema.BlobRef
 	at  store.Location
 }
 
+// end is the offset behind the blob, in its object or unit.
 func (l *located) end() int64 { return l.at.Offset + l.at.Length }
 
-// proveAll reads blobs, neighbours together.
+// proveAll reads blobs, neighbours in one request. It returns the first error, which
+// cancels the other reads.
 func proveAll(ctx context.Context, st store.Store, refs []schema.BlobRef) error {
 	all := make([]located, len(refs))
 	for i, ref := range refs {
@@ -92,6 +102,8 @@ func proveAll(ctx context.Context, st store.Store, refs []schema.BlobRef) error 
 		}
 		all[i] = located{ref, at}
 	}
+	// Sorted by object version and offset, neighbours in an object are neighbours in the
+	// list.
 	slices.SortFunc(all, func(a, b located) int {
 		return cmp.Or(cmp.Compare(a.at.Bucket.URL(), b.at.Bucket.URL()), cmp.Compare(a.at.Object.Key, b.at.Object.Key),
 			cmp.Compare(a.at.Object.Version.String(), b.at.Object.Version.String()), cmp.Compare(a.at.Offset, b.at.Offset))
@@ -111,14 +123,18 @@ func proveAll(ctx context.Context, st store.Store, refs []schema.BlobRef) error 
 	return cmp.Or(group.Wait(), context.Cause(ctx))
 }
 
-// together reports whether a blob is read with the first one of those before, which end at end.
+// together reports whether next can be read in the same request as first. end is the
+// offset at which the blobs before next end. Blobs in compressed units are read one by
+// one: their offsets count decoded bytes.
 func together(first, next *located, end int64) bool {
 	a, b := first.at, next.at
 	return a.Unit == nil && b.Unit == nil && a.Bucket.URL() == b.Bucket.URL() && a.Object.Key == b.Object.Key &&
 		a.Object.Version == b.Object.Version && b.Offset-end <= proofGap && next.end()-a.Offset <= proofBytes
 }
 
-// provePart reads blobs of one object by one request.
+// provePart reads blobs of one object by one request and records their checksums. The
+// request names the version, so that an object that was replaced is an error and not a
+// wrong checksum.
 func provePart(ctx context.Context, st store.Store, part []located, end int64) error {
 	first := part[0].at
 	if first.Unit != nil {
@@ -140,7 +156,7 @@ func provePart(ctx context.Context, st store.Store, part []located, end int64) e
 	return nil
 }
 
-// proveUnit reads a blob that is taken out of a decoded unit.
+// proveUnit reads a blob of a compressed unit through the store, which decodes the unit.
 func proveUnit(ctx context.Context, st store.Store, ref schema.BlobRef) error {
 	var blob schema.Blob
 	err := source.Attempt(ctx, func() (err error) {
