@@ -1,10 +1,19 @@
-// Package parquet reads the rows of Parquet files as arrays of Arrow. Arrow's own library decodes most pages. This
-// package adds the codecs and the encoding that it lacks, and puts the arrays together from levels and values: the
-// library's reader of Arrow arrays loses durations and wraps timestamps, fails on lists of fixed size that are null, and
-// decodes in goroutines of its own.
+// Package parquet reads the rows of Parquet files as Arrow arrays. It also finds the
+// extents of values in the file.
 //
-// The files are not trusted. The decoder panics about malformed pages, so all of it runs in the goroutine of the
-// caller, where the panics are recovered and become errors.
+// Arrow's own library decodes most pages. This package adds the codecs and the encoding
+// that the library lacks, and assembles the arrays from levels and values itself. The
+// library's reader of Arrow arrays does not fit: it loses durations, wraps timestamps,
+// fails on null lists of fixed size, and decodes in goroutines of its own.
+//
+// The files are not trusted. The library's decoder panics on malformed pages. All of it
+// therefore runs in the goroutine of the caller, where the panics are recovered and
+// become errors.
+//
+// Begin with Open in file.go, then Records in records.go. tree.go turns the schema of a
+// file into nodes, leaf.go and pages.go read the pages of one leaf, and places.go finds
+// where values are. Which columns become which columns of a dataset is decided in package
+// source.
 package parquet
 
 import (
@@ -27,40 +36,49 @@ import (
 	"bowstring/schema/ipc"
 )
 
-// Column is a column of a file.
+// Column is a top-level column of a file.
 type Column struct {
 	arrow.Field
-	// Err says why the column cannot be read, nil if it can. Field has no type then.
+	// Err says why the column cannot be read; nil if it can. If it is set, Field has no
+	// type.
 	Err error
-	// Times says what INT96 timestamps in the column hold.
+	// Times describes the INT96 timestamps of the column. It is filled only for columns
+	// that the caller of Columns wanted.
 	Times Times
 	// Micro is the type of the column if its INT96 timestamps are read as microseconds.
+	// For a column without INT96 it equals Type.
 	Micro arrow.DataType
 }
 
-// input is where the bytes of a file come from.
+// input is the source of a file's bytes. Each leaf reads its own sections of it,
+// independently of the others.
 type input struct {
 	from io.ReaderAt
 	size int64
-	mem  memory.Allocator // for what is decoded
+	// mem is the allocator for decoded data. It refuses sizes that the file cannot need;
+	// see bounded.
+	mem memory.Allocator
 }
 
-// File is an open file. Its methods are for one goroutine at a time.
+// File is an open file. One goroutine at a time may call its methods, and those of its
+// Records.
 type File struct {
 	reader  *file.Reader
 	in      input
 	columns []*node
-	leaves  []*node // by number of the leaf
+	// leaves are in the order of the schema, which numbers them depth first.
+	leaves []*node
 }
 
-// Input is a file to read.
+// Input is a file to read. Open takes it over.
 type Input interface {
 	io.ReaderAt
 	io.Seeker
 	io.Closer
 }
 
-// Open reads the metadata of a file. The file is closed by Close, or here if there is an error.
+// Open reads the metadata at the end of a file. Close closes in; if Open returns an
+// error, Open has closed it. Malformed metadata is an error, never a panic.
 func Open(in Input) (f *File, err error) {
 	defer func() {
 		if err != nil {
@@ -86,13 +104,15 @@ func Open(in Input) (f *File, err error) {
 	return f, nil
 }
 
-// Close closes the file.
+// Close closes the file. Records of it must not be used afterwards.
 func (f *File) Close() error { return f.reader.Close() }
 
-// NumRows is the number of rows, as the metadata says.
+// NumRows is the number of rows that the metadata states. A damaged file may hold fewer.
 func (f *File) NumRows() int64 { return f.reader.NumRows() }
 
-// Metadata is a value of the metadata of the file, or of the Arrow schema in it; "" if there is none.
+// Metadata returns a value of the file's key-value metadata. If the key is absent there,
+// it looks in the stored Arrow schema, where Arrow's writers put the metadata of a
+// schema. It returns "" if neither has the key.
 func (f *File) Metadata(key string) string {
 	if v := f.reader.MetaData().KeyValueMetadata().FindValue(key); v != nil {
 		return *v
@@ -106,8 +126,9 @@ func (f *File) Metadata(key string) string {
 	return v
 }
 
-// Columns lists the columns. The timestamps of type INT96 in those that wanted says are read for that: their type
-// follows from what they hold.
+// Columns lists the columns. wanted selects columns by name: the INT96 timestamps in them
+// are read from start to end, because their Arrow type depends on their range. The type
+// of other columns follows from the schema alone.
 func (f *File) Columns(wanted func(name string) bool) (_ []Column, err error) {
 	defer caught(&err)
 	columns := make([]Column, len(f.columns))
@@ -126,7 +147,9 @@ func (f *File) Columns(wanted func(name string) bool) (_ []Column, err error) {
 	return columns, nil
 }
 
-// RowBytes is how many bytes a row has in the row group whose rows have most.
+// RowBytes returns the largest mean size of a row, in uncompressed bytes, among the row
+// groups. Callers size their batches by it. The mean over the file would be too small for
+// a group of large rows.
 func (f *File) RowBytes() int64 {
 	most := int64(0)
 	for i := range f.reader.NumRowGroups() {
@@ -138,7 +161,8 @@ func (f *File) RowBytes() int64 {
 	return most
 }
 
-// grow makes the trees of the columns.
+// grow makes the trees of the columns. If the stored Arrow schema has another number of
+// fields, it belongs to another file and is ignored.
 func (f *File) grow() error {
 	s := f.reader.MetaData().Schema
 	was, err := f.origin()
@@ -165,7 +189,8 @@ func (f *File) grow() error {
 	return nil
 }
 
-// caught makes an error of a panic of the decoder.
+// caught turns a panic of the decoder into an error. It is deferred by every exported
+// method that decodes.
 func caught(err *error) {
 	if r := recover(); r != nil {
 		*err = fmt.Errorf("malformed Parquet: %v", r)
@@ -173,26 +198,34 @@ func caught(err *error) {
 }
 
 const (
-	// leastPage is how many bytes the decoder may ask for at once, whatever the size of a file.
+	// leastPage is the allocation limit in bytes for small files. A few bytes can
+	// legitimately decode to a large page, such as a run of one value.
 	leastPage = 256 << 20
-	// mostPage is how many it may ask for of any file: one value of 2 GiB, and what stands around it.
+	// mostPage is the allocation limit for any file: one value of 2 GiB and its overhead.
+	// Sizes in page headers are 32-bit, so no page is larger.
 	mostPage = 2<<30 + 64<<20
-	// pageRatio is how much smaller than its content a page is taken to be at most.
+	// pageRatio is the largest ratio of a page's decoded size to the size of the file
+	// that is believed.
 	pageRatio = 1024
 )
 
-// bounded gives memory to the decoder, which asks for as much as a file claims that it needs.
+// bounded limits the allocations of the decoder. The decoder allocates what a page header
+// claims before it reads the page, so that a few damaged bytes could claim 2 GiB for each
+// column.
 type bounded struct {
 	memory.Allocator
 	most int
 }
 
+// boundedBy returns the allocator for a file of a given size. The limit is on each
+// allocation, not on their sum.
 func boundedBy(fileSize int64) memory.Allocator {
 	most := min(max(leastPage, min(fileSize, mostPage)*pageRatio), mostPage)
 	return bounded{memory.DefaultAllocator, int(most)}
 }
 
-// Allocate panics where a file claims too much, as the decoder does about what is malformed.
+// Allocate panics if n exceeds the limit. The interface has no error, and the decoder
+// itself panics on malformed input; caught recovers both.
 func (b bounded) Allocate(n int) []byte {
 	b.check(n)
 	return b.Allocator.Allocate(n)
@@ -204,14 +237,16 @@ func (b bounded) Reallocate(n int, old []byte) []byte {
 	return b.Allocator.Reallocate(n, old)
 }
 
+// check panics if an allocation of n bytes exceeds the limit.
 func (b bounded) check(n int) {
 	if n < 0 || n > b.most {
 		panic(fmt.Errorf("a part of %d bytes, more than the %d that a file of its size may have", n, b.most))
 	}
 }
 
-// origin is the Arrow schema that writers put into the metadata: it says more of types than Parquet does. It is nil if
-// there is none.
+// origin returns the Arrow schema that Arrow's writers store under the key ARROW:schema;
+// nil if there is none. It has types that Parquet lacks, such as durations, fixed-size
+// lists and time zones.
 func (f *File) origin() (*arrow.Schema, error) {
 	text := f.reader.MetaData().KeyValueMetadata().FindValue("ARROW:schema")
 	if text == nil {
@@ -224,10 +259,13 @@ func (f *File) origin() (*arrow.Schema, error) {
 	return s, nil
 }
 
-// originLimits bound a stored schema: a few bytes can name one field many times.
+// originLimits bound a stored schema. A FlatBuffers table can refer to one field many
+// times, so that a few bytes would decode to any number of fields.
 var originLimits = ipc.SchemaLimits{Bytes: math.MaxInt32, Tables: 1 << 16, Depth: maxDepth, Dictionaries: maxDepth}
 
-// Origin decodes the ARROW:schema of a file's metadata.
+// Origin decodes the ARROW:schema of a file's metadata: a Base64 text of an encapsulated
+// IPC message, with or without padding. Messages before Arrow 0.15 lack the four bytes of
+// the continuation marker.
 func Origin(text string) (*arrow.Schema, error) {
 	b, err := base64.StdEncoding.DecodeString(text)
 	if err != nil {
@@ -246,13 +284,14 @@ func Origin(text string) (*arrow.Schema, error) {
 	return s, err
 }
 
-// Times says what INT96 timestamps hold.
+// Times describes the INT96 timestamps of a column. INT96 covers any nanosecond in 2^32
+// days, and an Arrow timestamp of 64 bits covers either the range or the resolution.
 type Times struct {
 	Far  bool // one is before 1677-09-21 or after 2262-04-11, where nanoseconds do not reach
 	Fine bool // one has more than whole microseconds
 }
 
-// Or puts together what is known of two files.
+// Or combines the descriptions of two files, whose column must become one type.
 func (t Times) Or(other Times) Times { return Times{t.Far || other.Far, t.Fine || other.Fine} }
 
 const (
@@ -266,7 +305,10 @@ var (
 	errDay = errors.New("an INT96 timestamp whose time of day has more than 24 hours")
 )
 
-// int96 is the timestamp of an INT96: eight bytes of nanoseconds of the day, four of the Julian day.
+// int96 converts an INT96 timestamp to a unit: nanoseconds or microseconds since the
+// epoch. An INT96 has eight bytes for the nanoseconds of the day and four bytes for the
+// Julian day, both little-endian. The error is errFar if the unit cannot hold the value
+// exactly, and errDay for an invalid time of day.
 func int96(v pq.Int96, unit arrow.TimeUnit) (int64, error) {
 	nanos, days := binary.LittleEndian.Uint64(v[:8]), int64(int32(binary.LittleEndian.Uint32(v[8:])))-epochDay
 	if nanos >= uint64(nanosOfDay) {
@@ -279,7 +321,8 @@ func int96(v pq.Int96, unit arrow.TimeUnit) (int64, error) {
 		}
 		per, rest = microsOfDay, rest/1000
 	}
-	// The day before the epoch is counted back from its end, so that the lowest timestamp is reached.
+	// Days before the epoch are counted from the end of the day. Otherwise days*per would
+	// overflow for the lowest timestamps although the sum fits.
 	if days < 0 {
 		days, rest = days+1, rest-per
 	}
@@ -290,7 +333,7 @@ func int96(v pq.Int96, unit arrow.TimeUnit) (int64, error) {
 	return whole + rest, nil
 }
 
-// multiplied is a product and whether it is one of int64; b is positive.
+// multiplied returns a*b and whether it fits an int64. b is positive.
 func multiplied(a, b int64) (int64, bool) {
 	hi, lo := bits.Mul64(uint64(max(a, -a)), uint64(b))
 	if a == math.MinInt64 || hi != 0 || lo > math.MaxInt64 {
@@ -299,7 +342,9 @@ func multiplied(a, b int64) (int64, bool) {
 	return a * b, true
 }
 
-// times reads the INT96 timestamps of a column.
+// times reads all INT96 timestamps of a column, nested ones as well. It decodes the
+// column once more than Records does: the type must be known before the first record is
+// built.
 func (f *File) times(n *node) (t Times, err error) {
 	for _, c := range n.children {
 		below, err := f.times(c)

@@ -14,15 +14,19 @@ import (
 )
 
 const (
-	// headerBytes is how much of a page header is looked at first.
+	// headerBytes is how many bytes of a page header are peeked first. Headers with
+	// statistics of short values fit.
 	headerBytes = 16 << 10
-	// padding is what older writers left out of the size of a chunk: the header of the dictionary.
+	// padding is what writers before PARQUET-816 left out of the total_compressed_size of
+	// a chunk: the header of the dictionary page. The library allows the same 100 bytes.
 	padding = 100
-	// maxPeeks is how often a header is looked at before it is read. The library doubles what it looks at each time.
+	// maxPeeks is how often a header is peeked before it counts as endless. The library
+	// doubles its peek each time, so that 64 is beyond any header.
 	maxPeeks = 64
 )
 
-// openChunk opens a leaf in a row group.
+// openChunk opens the column chunk of a leaf in a row group. Offsets and sizes come from
+// the file: they are checked against its length before anything is read.
 func (l *leaf) openChunk(group int) (file.ColumnChunkReader, error) {
 	g := l.file.RowGroup(group)
 	chunk, err := g.MetaData().ColumnChunk(l.node.first)
@@ -32,6 +36,8 @@ func (l *leaf) openChunk(group int) (file.ColumnChunkReader, error) {
 	if chunk.CryptoMetadata() != nil {
 		return nil, errors.New("it is encrypted")
 	}
+	// A chunk starts at its dictionary page if it has one. Some writers set a dictionary
+	// offset of 0 or one behind the data for chunks without a dictionary.
 	start, size := chunk.DataPageOffset(), chunk.TotalCompressedSize()
 	if dict := chunk.DictionaryPageOffset(); chunk.HasDictionaryPage() && dict > 0 && dict < start {
 		start = dict
@@ -55,22 +61,30 @@ func (l *leaf) openChunk(group int) (file.ColumnChunkReader, error) {
 		l.in.mem, l.file.BufferPool()), nil
 }
 
-// stream is the bytes of a chunk, as the library reads them.
+// stream is the bytes of a chunk, as the library's page reader reads them. It replaces
+// the library's own reader to stop endless peeks, and to know where each page begins: the
+// library does not report page offsets.
 type stream struct {
-	from  io.Reader
-	r     *bufio.Reader
-	peeks int   // since bytes were taken
+	from io.Reader
+	r    *bufio.Reader
+	// peeks counts calls of Peek since bytes were last taken.
+	peeks int
 	start int64 // of the chunk in the file
-	at    int64 // bytes taken
-	mark  int64 // of them, where the last header ends
+	// at is the number of bytes taken. mark is its value at the end of the last page
+	// header: the library takes headers with Discard and bodies with Read.
+	at   int64
+	mark int64
 }
 
-// Peek returns the next bytes, fewer at the end. The library looks at pages of a kind that it does not know again and
-// again, without taking their bytes: that is an error.
+// Peek returns the next n bytes, fewer at the end. If the library meets a page of an
+// unknown type, it peeks at the page forever without taking bytes. Peek turns that into
+// an error.
 func (s *stream) Peek(n int) ([]byte, error) {
 	if s.peeks++; s.peeks > maxPeeks {
 		return nil, errors.New("a page header without an end")
 	}
+	// A larger header needs a larger buffer. What is buffered already was read from the
+	// file and must come first.
 	if n > s.r.Size() {
 		have, _ := s.r.Peek(s.r.Buffered())
 		s.r = bufio.NewReaderSize(io.MultiReader(bytes.NewReader(slices.Clone(have)), s.from), n)
@@ -78,7 +92,8 @@ func (s *stream) Peek(n int) ([]byte, error) {
 	return s.r.Peek(n)
 }
 
-// Discard takes bytes.
+// Discard skips bytes. The library calls it at the end of each page header, and so the
+// mark is set here.
 func (s *stream) Discard(n int) (int, error) {
 	if n > 0 {
 		s.peeks = 0
@@ -89,7 +104,7 @@ func (s *stream) Discard(n int) (int, error) {
 	return n, err
 }
 
-// Read takes bytes.
+// Read takes the bytes of a page body.
 func (s *stream) Read(p []byte) (int, error) {
 	n, err := s.r.Read(p)
 	s.at += int64(n)
@@ -99,35 +114,49 @@ func (s *stream) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// leaf reads the levels and the values of a leaf, row group by row group. It holds those that were read and are not
-// yet part of an array.
+// leaf reads the levels and values of one leaf, row group by row group. It buffers what
+// was read and is not yet part of an array. Dremel's encoding stores for each slot a
+// definition level, which says how many optional or repeated ancestors exist, and a
+// repetition level, which says at which list it continues. Only slots with the maximal
+// definition level have a value.
 type leaf struct {
-	node   *node
-	file   *file.Reader
-	in     input
-	group  int // that is read next
-	chunk  file.ColumnChunkReader
+	node *node
+	file *file.Reader
+	in   input
+	// group is the row group that is opened next; chunk is the open one, nil before the
+	// first and between two.
+	group int
+	chunk file.ColumnChunkReader
+	// def has a level for each buffered slot, also if the leaf is required: then all are
+	// 0. rep is empty if no list contains the leaf.
 	def    []int16
 	rep    []int16 // empty if there is no list around the leaf
 	values values
-	rows   int      // that begin in rep
-	where  *locator // of the values; nil if that is not asked for
-	ended  bool
+	// rows counts the zeros in rep: each begins a row.
+	rows  int
+	where *locator // of the values; nil if that is not asked for
+	// ended is set when the last row group has been read.
+	ended bool
 }
 
-// values are the values of a leaf that are not null, in the order of the file.
+// values are the buffered non-null values of a leaf, in the order of the file. They may
+// refer to memory of the page that was read last.
 type values interface {
-	// read reads n levels at most, with the values that they have.
+	// read reads at most n levels and the values that they have.
 	read(chunk file.ColumnChunkReader, n int64, def, rep []int16) (levels, read int, err error)
+	// drop removes the first n values.
 	drop(n int)
 }
 
-// dense are values of one type.
+// dense are values of one Go type. batchOf returns the ReadBatch method of a chunk
+// reader; the library has a reader type for each physical type, without a common
+// interface.
 type dense[T any] struct {
 	v       []T
 	batchOf func(file.ColumnChunkReader) func(int64, []T, []int16, []int16) (int64, int, error)
 }
 
+// drop clears what is behind the rest: byte slices there would keep whole pages alive.
 func (d *dense[T]) drop(n int) {
 	rest := copy(d.v, d.v[n:])
 	clear(d.v[rest:])
@@ -138,6 +167,7 @@ func (d *dense[T]) read(chunk file.ColumnChunkReader, n int64, def, rep []int16)
 	have := len(d.v)
 	d.v = append(d.v, make([]T, n)...)
 	levels, read, err := d.batchOf(chunk)(n, d.v[have:], def, rep)
+	// The library takes these numbers from the page, so they are checked too.
 	if read < 0 || read > int(n) || levels < int64(read) || levels > n {
 		return 0, 0, fmt.Errorf("%d values for %d levels of %d", read, levels, n)
 	}
@@ -146,6 +176,7 @@ func (d *dense[T]) read(chunk file.ColumnChunkReader, n int64, def, rep []int16)
 	return int(levels), read, err
 }
 
+// newValues returns the buffer for a physical type.
 func newValues(t pq.Type) (values, error) {
 	switch t {
 	case pq.Types.Boolean:
@@ -192,7 +223,8 @@ func newValues(t pq.Type) (values, error) {
 	return nil, fmt.Errorf("it has the physical type %s", t)
 }
 
-// leaf opens a leaf at its first row. It is called for leaves that can be read.
+// leaf opens a leaf at its first row. Callers must have checked that the leaf can be
+// read; see node.problem.
 func (f *File) leaf(n *node) *leaf {
 	v, err := newValues(n.column.PhysicalType())
 	if err != nil {
@@ -201,7 +233,8 @@ func (f *File) leaf(n *node) *leaf {
 	return &leaf{node: n, file: f.reader, in: f.in, values: v}
 }
 
-// read reads n levels, fewer at the end of a row group. It says whether there may be more.
+// read reads at most n levels, and fewer at the end of a row group. more says whether
+// another call may return further ones. After an error the leaf must not be used.
 func (l *leaf) read(n int) (more bool, err error) {
 	for l.chunk == nil {
 		if l.group >= l.file.NumRowGroups() {
@@ -223,6 +256,7 @@ func (l *leaf) read(n int) (more bool, err error) {
 		l.rep = append(l.rep, make([]int16, n)...)
 		rep = l.rep[have:]
 	}
+	// The values of a batch come out dense, whatever the levels.
 	levels, read, err := l.values.read(l.chunk, int64(n), def, rep)
 	if err == nil {
 		err = l.chunk.Err()
@@ -234,13 +268,16 @@ func (l *leaf) read(n int) (more bool, err error) {
 	if rep != nil {
 		l.rep = l.rep[:have+levels]
 	}
+	// The chunk is at its end; the next call opens the next row group.
 	if levels == 0 {
 		l.chunk = nil
 	}
 	return true, l.check(have, read)
 }
 
-// check looks whether the levels from one on are possible, and as many values were read as they say.
+// check verifies the levels from index from on: each is in range, a list does not begin
+// in the middle of a row, and there are as many maximal definition levels as values were
+// read. build relies on all three.
 func (l *leaf) check(from, read int) error {
 	there := 0
 	for i, d := range l.def[from:] {
@@ -268,7 +305,8 @@ func (l *leaf) check(from, read int) error {
 	return nil
 }
 
-// fill reads until n rows are there, or all that there are. It returns how many levels they have.
+// fill reads until n rows are complete, or the file is at its end. It returns the number
+// of levels of these rows.
 func (l *leaf) fill(n int) (levels int, err error) {
 	for !l.ended {
 		want := 0
@@ -284,9 +322,11 @@ func (l *leaf) fill(n int) (levels int, err error) {
 			return 0, err
 		}
 	}
+	// A leaf without lists has one level a row.
 	if l.node.at.rep == 0 {
 		return min(n, len(l.def)), nil
 	}
+	// With lists, n rows end where row n+1 begins.
 	seen := 0
 	for i, r := range l.rep {
 		if r != 0 {
@@ -299,7 +339,8 @@ func (l *leaf) fill(n int) (levels int, err error) {
 	return len(l.rep), nil
 }
 
-// drop forgets the first levels and values.
+// drop removes the first levels and values, once they are part of an array. The rest
+// moves to the front, so that the buffers do not grow over the file.
 func (l *leaf) drop(levels, values int) {
 	if len(l.rep) > 0 {
 		for _, r := range l.rep[:levels] {

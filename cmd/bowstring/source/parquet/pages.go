@@ -17,23 +17,32 @@ import (
 	"github.com/pierrec/lz4/v4"
 )
 
-// byteStreamSplit is the number of the encoding BYTE_STREAM_SPLIT.
+// byteStreamSplit is the number of BYTE_STREAM_SPLIT in the format. The library has no
+// name for it.
 const byteStreamSplit pq.Encoding = 9
 
 var errLevels = errors.New("a page with fewer levels than values")
 
-// plainPages turns pages with encodings that the library does not decode into plain ones: BYTE_STREAM_SPLIT, and
-// DELTA_BYTE_ARRAY of values of a fixed length. Pages that the library would not come to the end of are errors.
+// plainPages replaces pages in encodings that the library does not decode by pages in
+// PLAIN: BYTE_STREAM_SPLIT, and DELTA_BYTE_ARRAY for values of fixed length. It also
+// rejects pages on which the library would loop forever. It works between the page reader
+// and the column reader of the library, so that both stay as they are.
 type plainPages struct {
 	file.PageReader
 	column *schema.Column
-	plain  file.Page // in the place of the page that Next has found, or nil
-	where  *locator  // notes the place of each page; nil if the caller does not ask for places
-	defs   []byte    // definition levels of the page, if they are runs
-	err    error
+	// plain is the replacement of the current page; nil if the page needs none.
+	plain file.Page
+	// where records the extent of each value; nil if the caller does not need extents.
+	where *locator
+	// defs are the encoded definition levels of the current page. They are nil in the
+	// deprecated BIT_PACKED encoding, and if there are none.
+	defs []byte
+	// err is the first error; it ends the chunk.
+	err error
 }
 
-// Next goes to the next page.
+// Next goes to the next page. It returns false at the end and on an error, which Err
+// returns.
 func (p *plainPages) Next() bool {
 	p.plain, p.defs = nil, nil
 	if p.err != nil || !p.PageReader.Next() {
@@ -54,6 +63,8 @@ func (p *plainPages) Next() bool {
 	default:
 		return true
 	}
+	// These checks come before the library sees the page: it would not return from a page
+	// with too few values.
 	if p.err == nil {
 		p.err = p.enough(page, page.Data()[levels:])
 	}
@@ -66,7 +77,8 @@ func (p *plainPages) Next() bool {
 	return p.err == nil
 }
 
-// locate records the places of the values of a page.
+// locate records the extents of the values of a page. Once an extent is lost, the count
+// of values is lost with it, and so all later values of the leaf have none.
 func (p *plainPages) locate(page file.Page, levels int) error {
 	if p.defs == nil && p.column.MaxDefinitionLevel() > 0 && p.where.lost == "" {
 		p.where.lost = "its page has levels of a kind that is no longer written"
@@ -81,7 +93,8 @@ func (p *plainPages) locate(page file.Page, levels int) error {
 	return p.where.data(page, levels, n)
 }
 
-// decoder returns what makes plain values of those of a page, nil where the library does.
+// decoder returns the function that makes plain values of an encoding; nil if the library
+// decodes it.
 func (p *plainPages) decoder(e pq.Encoding) func(values []byte) ([]byte, error) {
 	switch {
 	case e == byteStreamSplit:
@@ -92,7 +105,7 @@ func (p *plainPages) decoder(e pq.Encoding) func(values []byte) ([]byte, error) 
 	return nil
 }
 
-// Page is the page that Next has found.
+// Page returns the current page or its replacement.
 func (p *plainPages) Page() file.Page {
 	if p.plain != nil {
 		return p.plain
@@ -100,10 +113,13 @@ func (p *plainPages) Page() file.Page {
 	return p.PageReader.Page()
 }
 
-// Err says why Next has found none.
+// Err returns why Next has returned false; nil at the end of the chunk.
 func (p *plainPages) Err() error { return errors.Join(p.err, p.PageReader.Err()) }
 
-// first returns how long the levels of a page of version 1 are: they say it themselves.
+// first returns the number of bytes of levels in a data page of version 1. There the
+// repetition levels come before the definition levels. RLE levels have a prefix of four
+// bytes with their length; BIT_PACKED levels have none, and their length follows from the
+// number of values. A level that can only be 0 is not stored.
 func (p *plainPages) first(page *file.DataPageV1) (levels int, err error) {
 	for _, l := range []struct {
 		most     int16
@@ -139,7 +155,8 @@ func (p *plainPages) first(page *file.DataPageV1) (levels int, err error) {
 	return levels, nil
 }
 
-// second returns how long the levels of a page of version 2 are: its header says it.
+// second returns the number of bytes of levels in a data page of version 2. Its header
+// states the lengths of both, and the levels have no prefix.
 func (p *plainPages) second(page *file.DataPageV2) (levels int, err error) {
 	data, n := page.Data(), int64(page.NumValues())
 	rep, def := int64(page.RepetitionLevelByteLen()), int64(page.DefinitionLevelByteLen())
@@ -157,8 +174,10 @@ func (p *plainPages) second(page *file.DataPageV2) (levels int, err error) {
 	return int(rep + def), nil
 }
 
-// hasLevels reports whether runs of levels hold n levels: the library goes on forever to
-// look for those that are missing.
+// hasLevels reports whether encoded levels hold at least want levels. The library would
+// loop forever on a page that has fewer. The encoding is the hybrid of RLE and
+// bit-packing: a run has a varint as its head, whose lowest bit distinguishes bit-packed
+// groups of eight from a repeated value.
 func hasLevels(data []byte, width int, want int64) bool {
 	for have := int64(0); have < want; {
 		head, n := binary.Uvarint(data)
@@ -181,8 +200,9 @@ func hasLevels(data []byte, width int, want int64) bool {
 	return true
 }
 
-// enough looks whether a page of a column without levels has as many values as it says, where the values say how many
-// there are: the library goes on forever to look for those that are missing.
+// enough checks that a page of a required column has as many values as its header states.
+// It checks only delta encodings, which store their own count; the library would loop
+// forever on a page that has fewer.
 func (p *plainPages) enough(page file.Page, values []byte) error {
 	if p.column.MaxDefinitionLevel() > 0 {
 		return nil
@@ -193,6 +213,8 @@ func (p *plainPages) enough(page file.Page, values []byte) error {
 		return nil
 	}
 	var count uint64
+	// The head of DELTA_BINARY_PACKED: the size of a block, the number of miniblocks, the
+	// number of values.
 	for range 3 { // the size of a block, its parts, the values
 		v, n := binary.Uvarint(values)
 		if n <= 0 {
@@ -206,7 +228,8 @@ func (p *plainPages) enough(page file.Page, values []byte) error {
 	return nil
 }
 
-// replaced is a page with plain values in the place of its own.
+// replaced returns a page with plain values instead of its own. The levels stay as they
+// are.
 func replaced(page file.Page, levels int, values func([]byte) ([]byte, error)) (file.Page, error) {
 	plain, err := values(page.Data()[levels:])
 	if err != nil {
@@ -224,7 +247,8 @@ func replaced(page file.Page, levels int, values func([]byte) ([]byte, error)) (
 	return nil, fmt.Errorf("a page of type %T", page)
 }
 
-// join puts the bytes of each value together: the first bytes of all values stand first, then the second ones.
+// join decodes BYTE_STREAM_SPLIT. The encoding stores the first bytes of all values, then
+// all second bytes, and so on: similar bytes compress better side by side.
 func (p *plainPages) join(streams []byte) ([]byte, error) {
 	width := 0
 	switch p.column.PhysicalType() {
@@ -248,13 +272,16 @@ func (p *plainPages) join(streams []byte) ([]byte, error) {
 	return values, nil
 }
 
-// maxDeltas bounds the integers of a page: those that are all alike take no bytes.
+// maxDeltas bounds the integers of a page. Equal deltas have a width of 0 bits, so that a
+// few bytes could claim any number of values.
 const maxDeltas = 1 << 24
 
 var errDelta = errors.New("malformed values with a delta encoding")
 
-// undelta makes plain values of a fixed length of those with the encoding DELTA_BYTE_ARRAY: how many bytes each has in
-// common with the one before, how many more it has, and these.
+// undelta decodes DELTA_BYTE_ARRAY for values of fixed length. The encoding has the
+// lengths of the prefixes that values share with their predecessors, then the lengths of
+// the suffixes, then the suffixes. A prefix and its suffix must add up to the length of
+// the type.
 func (p *plainPages) undelta(data []byte) ([]byte, error) {
 	width := p.column.TypeLength()
 	shared, data, err := deltas(data)
@@ -283,7 +310,11 @@ func (p *plainPages) undelta(data []byte) ([]byte, error) {
 	return values, nil
 }
 
-// deltas reads integers with the encoding DELTA_BINARY_PACKED, and returns what stands behind them.
+// deltas decodes DELTA_BINARY_PACKED and returns the bytes behind it. A block has the
+// smallest delta as a zigzag varint, the bit widths of its miniblocks, and the
+// miniblocks: each delta is stored as its distance from the smallest. The format wants a
+// block of a multiple of 128 values and miniblocks of a multiple of 32; this decoder
+// needs multiples of 8 only.
 func deltas(data []byte) (values []int64, rest []byte, err error) {
 	var head [3]uint64 // values in a block, parts of a block, values in all
 	for i := range head {
@@ -331,7 +362,8 @@ func deltas(data []byte) (values []int64, rest []byte, err error) {
 	return values, data, nil
 }
 
-// bitsAt is the number of the given width that begins at a bit, the lowest bit first.
+// bitsAt returns the number of the given width that begins at a bit. Bit-packed values
+// begin at the lowest bit of a byte.
 func bitsAt(data []byte, at uint64, width byte) (v uint64) {
 	for i := range uint64(width) {
 		bit := uint64(data[(at+i)/8]>>((at+i)%8)) & 1
@@ -340,7 +372,7 @@ func bitsAt(data []byte, at uint64, width byte) (v uint64) {
 	return v
 }
 
-// lz4Raw is the number of the codec LZ4_RAW.
+// lz4Raw is the number of LZ4_RAW in the format. The library has no name for it.
 const lz4Raw compress.Compression = 7
 
 func init() { //nolint:gochecknoinits // codecs are registered before any of them is used
@@ -348,12 +380,13 @@ func init() { //nolint:gochecknoinits // codecs are registered before any of the
 	compress.RegisterCodec(compress.Codecs.Lz4, lz4Codec{hadoop: true})
 }
 
-// lz4Codec is LZ4_RAW: one block of LZ4. With hadoop it is LZ4, the older codec: blocks behind their sizes, as Hadoop
-// writes them, or one block without.
+// lz4Codec is LZ4_RAW: one LZ4 block. With hadoop it is the deprecated codec LZ4, which
+// the format leaves undefined. Most writers wrote Hadoop's framing for it, and some a
+// bare block: Decode accepts both.
 type lz4Codec struct{ hadoop bool }
 
-// Decode decompresses a page into dst, which has its size. It panics about a page that is malformed, as the library's
-// own codecs do.
+// Decode decompresses a page into dst, which has the decoded size. It panics on a
+// malformed page, as the library's own codecs do; the interface has no error.
 func (c lz4Codec) Decode(dst, src []byte) []byte {
 	if c.hadoop {
 		if out, ok := decodeHadoop(dst, src); ok {
@@ -367,7 +400,8 @@ func (c lz4Codec) Decode(dst, src []byte) []byte {
 	return dst[:n]
 }
 
-// decodeHadoop decompresses blocks, before each of which its size stands, without and with compression.
+// decodeHadoop decompresses Hadoop's framing: before each block, its decoded and its
+// compressed size as big-endian 32-bit numbers. false means that src is not framed so.
 func decodeHadoop(dst, src []byte) ([]byte, bool) {
 	done := 0
 	for len(src) > 0 {
@@ -401,13 +435,14 @@ func (lz4Codec) Encode(dst, src []byte) []byte {
 	return dst[:n]
 }
 
-// EncodeLevel is Encode: there is one level.
+// EncodeLevel is Encode: LZ4 blocks have one level here.
 func (c lz4Codec) EncodeLevel(dst, src []byte, _ int) []byte { return c.Encode(dst, src) }
 
-// CompressBound is the size that a page of n bytes has at most.
+// CompressBound returns the largest compressed size of a page of n bytes.
 func (lz4Codec) CompressBound(n int64) int64 { return int64(lz4.CompressBlockBound(int(n))) }
 
-// NewReader reads the frame format of LZ4: a block has no beginning and no end in a stream.
+// NewReader reads the LZ4 frame format. A bare block has no end in a stream, so that it
+// cannot be streamed; page readers use Decode.
 func (lz4Codec) NewReader(r io.Reader) io.ReadCloser { return io.NopCloser(lz4.NewReader(r)) }
 
 // NewWriter writes the frame format of LZ4.

@@ -14,29 +14,36 @@ import (
 	"bowstring/schema"
 )
 
-// MaxPage bounds a page that has places of values: it is read and decoded as a whole for each of them.
+// MaxPage is the largest compressed page whose values get an extent. Each read of such a
+// value decodes the whole page.
 const MaxPage = 64 << 20
 
-// Place is where a value of bytes is in its file.
+// Place is the extent of a value of type BYTE_ARRAY in its file.
 type Place struct {
-	// Offset is where the bytes begin: in the file, or in the decoded unit.
+	// Offset and Length are in bytes: within the file, or within the decoded Unit.
 	Offset, Length int64
-	// Unit is the compressed part of a page that holds the value; nil if the file has the
-	// value as it is. Values of one page have the same.
+	// Unit is the compressed part of a page that holds the value; nil if the file holds
+	// it uncompressed. Values of one page share one Unit: callers do not change it.
 	Unit *schema.Unit
-	// Why says why the value is nowhere in one piece, "" if it is.
+	// Why says why the value has no extent; "" if it has one. The other fields are then
+	// meaningless.
 	Why string
 }
 
-// Places has the places of the values of a column, row by row.
+// Places are the extents of a column's values in one record, by row and element.
 type Places struct {
-	first  []int // elements before those of a row
-	at     []int // places by element; -1 for a null
+	// first[row] is the index in at of the row's first element. Without a list each row
+	// has one element.
+	first []int
+	// at[element] is an index in places; -1 for a null. Dictionary pages make many
+	// elements share a place.
+	at     []int
 	places []Place
 }
 
-// At returns the place of a value: that of a row, or of an element of the list in it. It says why there is none, of a
-// null as well. nil is the column of no bytes.
+// At returns the place of a value: of a row, or of an element of the list in that row.
+// For a null, and for a value that does not exist, Why is set. p may be nil: a column
+// without BYTE_ARRAY.
 func (p *Places) At(row, element int) Place {
 	if p == nil {
 		return Place{Why: "its column has values of a fixed length"}
@@ -50,16 +57,17 @@ func (p *Places) At(row, element int) Place {
 	return Place{Why: "it is null"}
 }
 
-// Locate makes Next record the places of the values of a column: one of bytes, of structs
-// with a field "bytes", or of lists of either. It is called before Next.
+// Locate makes Next record the extents of a column: of bytes, of structs with a field
+// "bytes", or of lists of either. Call it before the first Next. For other columns it
+// does nothing.
 func (r *Records) Locate(column int) {
 	if leaf, _ := r.columns[column].bytes(); leaf != nil {
 		r.leaves[leaf.first].where = &locator{}
 	}
 }
 
-// Places returns the places of the values of a column in the record that Next returned
-// last; nil if Locate was not asked for it, or the column has no bytes.
+// Places returns the extents of a column in the record that Next returned last; nil if
+// Locate was not called for the column, or the column has no bytes.
 func (r *Records) Places(column int) *Places {
 	if r.places == nil {
 		return nil
@@ -67,7 +75,9 @@ func (r *Records) Places(column int) *Places {
 	return r.places[column]
 }
 
-// bytes returns the leaf that holds the bytes of a column, and the list around it; nil where there is none.
+// bytes returns the leaf with the bytes of a column, and the list around it; nil for a
+// column of another shape. A struct is the layout of Hugging Face: the fields "bytes" and
+// "path".
 func (n *node) bytes() (leaf, list *node) {
 	if n.kind == kindList || n.kind == kindFixedList {
 		list, n = n, n.children[0]
@@ -86,7 +96,9 @@ func (n *node) bytes() (leaf, list *node) {
 	return n, list
 }
 
-// located finds the places of the values in a batch.
+// located matches the levels of a batch with the recorded places. The lengths are
+// compared with the decoded values: places come from this package's parser of pages and
+// values from the library, and a difference would address wrong bytes.
 func (n *node) located(batches []batch) (*Places, error) {
 	leaf, list := n.bytes()
 	if leaf == nil {
@@ -122,21 +134,25 @@ func (n *node) located(batches []batch) (*Places, error) {
 }
 
 // locator records the places of the values of a leaf, page by page, in the order in which
-// they are read.
+// the leaf reads them. The leaf reads from the front and drops at the front, so that both
+// queues stay in step.
 type locator struct {
+	// from and codec belong to the open chunk; dict has the places of its dictionary.
 	from   *stream
 	codec  compress.Compression
 	dict   []Place
 	places []Place // of the values that were not yet dropped
-	lost   string  // why no more is known
+	// lost says why places after this point are unknown; "" while they are known.
+	lost string
 }
 
-// begin takes note of a chunk before its pages.
+// begin starts a column chunk. A dictionary is valid for its own chunk only.
 func (l *locator) begin(from *stream, codec compress.Compression) {
 	l.from, l.codec, l.dict = from, codec, nil
 }
 
-// take returns the places of the next n values.
+// take copies the places of the next n values. drop removes them later, together with the
+// values.
 func (l *locator) take(n int) []Place {
 	out := make([]Place, n)
 	for i := copy(out, l.places); i < n; i++ {
@@ -153,13 +169,18 @@ func (l *locator) drop(n int) {
 	l.places = l.places[:rest]
 }
 
-// codecs are those that units have, by the codecs of Parquet.
+// codecs maps the codecs of Parquet to those of units. LZ4 with Hadoop's framing is
+// absent: its content is several blocks.
 var codecs = map[compress.Compression]schema.Codec{compress.Codecs.Snappy: schema.CodecSnappy,
 	compress.Codecs.Gzip: schema.CodecGzip, compress.Codecs.Brotli: schema.CodecBrotli,
 	compress.Codecs.Zstd: schema.CodecZstd, lz4Raw: schema.CodecLZ4Raw}
 
-// base returns the place of the values of the page that was read last, after the given
-// number of bytes of levels. decoded is the size of the page.
+// base returns the place of the first value of the page that was read last.
+//
+// decoded is the size of the decoded page, and levels the number of bytes of levels
+// before the values. packed says that the values are compressed. levelsApart says that
+// the levels are not part of what is compressed: version 2 of the data page stores them
+// uncompressed in front, so that the unit begins behind them.
 func (l *locator) base(decoded, levels int, packed, levelsApart bool) Place {
 	begin, size := l.from.start+l.from.mark, l.from.at-l.from.mark
 	if !packed {
@@ -181,7 +202,7 @@ func (l *locator) base(decoded, levels int, packed, levelsApart bool) Place {
 	return Place{Unit: u}
 }
 
-// dictionary notes the values of a dictionary.
+// dictionary records the values of a dictionary page. It is in PLAIN and has no levels.
 func (l *locator) dictionary(page *file.DictionaryPage) error {
 	data, n := page.Data(), int(page.NumValues())
 	base := l.base(len(data), 0, l.codec != compress.Codecs.Uncompressed, false)
@@ -190,7 +211,8 @@ func (l *locator) dictionary(page *file.DictionaryPage) error {
 	return err
 }
 
-// data notes the values of a page. present is how many of them are not null.
+// data records the values of a data page. present is the number of non-null values.
+// Version 2 has a flag for pages that are not compressed in a compressed chunk.
 func (l *locator) data(page file.Page, levels, present int) error {
 	packed, apart := l.codec != compress.Codecs.Uncompressed, false
 	if v2, ok := page.(*file.DataPageV2); ok {
@@ -215,9 +237,11 @@ func (l *locator) data(page file.Page, levels, present int) error {
 	return err
 }
 
+// errPlaces is an error and not a missing place: such a page is malformed.
 var errPlaces = errors.New("a page with fewer values than levels")
 
-// plainPlaces appends the places of values that stand behind their lengths.
+// plainPlaces appends the places of PLAIN values: each has its length before it, as a
+// little-endian 32-bit number.
 func plainPlaces(to []Place, base Place, data []byte, n int) ([]Place, error) {
 	at := 0
 	for range n {
@@ -234,12 +258,13 @@ func plainPlaces(to []Place, base Place, data []byte, n int) ([]Place, error) {
 	return to, nil
 }
 
-// part is a place behind the beginning of another.
+// part returns a place of size bytes that begins at bytes behind another.
 func (p Place) part(at, size int) Place {
 	return Place{Offset: p.Offset + int64(at), Length: int64(size), Unit: p.Unit, Why: p.Why}
 }
 
-// deltaLengths notes values that stand one behind the other, behind all their lengths.
+// deltaLengths records DELTA_LENGTH_BYTE_ARRAY: all lengths in DELTA_BINARY_PACKED, then
+// the bytes of all values without gaps.
 func (l *locator) deltaLengths(base Place, data []byte, n int) error {
 	sizes, rest, err := deltas(data)
 	if err != nil {
@@ -259,7 +284,8 @@ func (l *locator) deltaLengths(base Place, data []byte, n int) error {
 	return nil
 }
 
-// indexes notes values that are those of the dictionary.
+// indexes records values of the dictionary: a byte with the bit width, then indexes in
+// the hybrid of RLE and bit-packing.
 func (l *locator) indexes(data []byte, n int) error {
 	if n == 0 {
 		return nil
@@ -287,9 +313,9 @@ func (l *locator) indexes(data []byte, n int) error {
 	return bad
 }
 
-// eachRun calls f for n values of runs, as levels and indexes are written: one value
-// several times, or groups of eight values that are packed. It reports whether there are
-// that many.
+// eachRun decodes n values in the hybrid of RLE and bit-packing, the encoding of levels
+// and dictionary indexes. f receives a value and how often it is repeated. eachRun
+// returns false if data holds fewer than n values.
 func eachRun(data []byte, width, n int, f func(v uint64, times int)) bool {
 	for n > 0 {
 		head, size := binary.Uvarint(data)
@@ -297,6 +323,7 @@ func eachRun(data []byte, width, n int, f func(v uint64, times int)) bool {
 			return false
 		}
 		data = data[size:]
+		// RLE: the value takes the fewest whole bytes that hold width bits.
 		if head&1 == 0 {
 			bytes := (width + 7) / 8
 			if bytes > len(data) || head == 0 {
@@ -312,6 +339,8 @@ func eachRun(data []byte, width, n int, f func(v uint64, times int)) bool {
 		if head == 1 {
 			return false
 		}
+		// Bit-packing: head>>1 groups of eight values. The last group may be cut off in
+		// the file.
 		bytes := int(min(head>>1, uint64(len(data)+1))) * width
 		packed := data[:min(bytes, len(data))]
 		count := n
@@ -329,7 +358,8 @@ func eachRun(data []byte, width, n int, f func(v uint64, times int)) bool {
 	return true
 }
 
-// present counts the levels that say that a value is there. false if there are fewer levels than values.
+// present counts the levels that stand for a value. It returns false if there are fewer
+// than n levels.
 func present(levels []byte, most int16, n int) (count int, ok bool) {
 	if most == 0 {
 		return n, true

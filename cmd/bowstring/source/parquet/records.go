@@ -17,19 +17,23 @@ import (
 	pq "github.com/apache/arrow/go/v17/parquet"
 )
 
-// Records reads the rows of a file.
+// Records reads the rows of a file as Arrow records. It belongs to its File and to the
+// same goroutine.
 type Records struct {
 	columns []*node
 	micro   []bool  // whether INT96 timestamps of the column are microseconds
 	leaves  []*leaf // by number; nil if no column that is read has it
 	schema  *arrow.Schema
-	rows    int
-	places  []*Places // by column, of the record that Next returned last
+	// rows is the number of rows of each record but the last.
+	rows   int
+	places []*Places // by column, of the record that Next returned last
 }
 
-// Records reads some columns, as they are numbered in the file, a given number of rows at
-// a time. micro says of each of them whether its INT96 timestamps become microseconds,
-// not nanoseconds.
+// Records starts reading some columns, rows at a time.
+//
+// columns are numbers of columns in the file. micro says for each of them whether its
+// INT96 timestamps become microseconds instead of nanoseconds. It is an error if a column
+// cannot be read, or if there is none.
 func (f *File) Records(columns []int, micro []bool, rows int) (_ *Records, err error) {
 	defer caught(&err)
 	r := &Records{leaves: make([]*leaf, len(f.leaves)), micro: micro, rows: max(rows, 1)}
@@ -52,9 +56,15 @@ func (f *File) Records(columns []int, micro []bool, rows int) (_ *Records, err e
 	return r, nil
 }
 
-// Next returns the next record, which is the caller's to release, or io.EOF. After another error there is no more.
+// Next returns the next record, or io.EOF. The caller releases the record. After any
+// other error Records must not be used.
+//
+// A record copies what it holds: it stays valid after the next call. A cancelled ctx ends
+// Next before the next leaf.
 func (r *Records) Next(ctx context.Context) (_ arrow.Record, err error) {
 	defer caught(&err)
+	// Each leaf is filled on its own: row groups and pages of different leaves end at
+	// different rows.
 	batches := make([]batch, len(r.leaves))
 	for i, l := range r.leaves {
 		if l == nil {
@@ -86,6 +96,7 @@ func (r *Records) Next(ctx context.Context) (_ arrow.Record, err error) {
 		columns = append(columns, array.MakeFromData(data))
 		data.Release()
 	}
+	// The metadata may be wrong about the rows of a chunk. Leaves that disagree are malformed.
 	rows := columns[0].Len()
 	for i, a := range columns {
 		if a.Len() != rows {
@@ -96,6 +107,7 @@ func (r *Records) Next(ctx context.Context) (_ arrow.Record, err error) {
 	if rows == 0 {
 		return nil, io.EOF
 	}
+	// Places are matched before the values are dropped, with which they are compared.
 	r.places = make([]*Places, len(r.columns))
 	for i, n := range r.columns {
 		if r.places[i], err = n.located(batches); err != nil {
@@ -110,16 +122,20 @@ func (r *Records) Next(ctx context.Context) (_ arrow.Record, err error) {
 	return array.NewRecord(r.schema, columns, int64(rows)), nil
 }
 
-// batch is the levels of a leaf that become rows of a record.
+// batch is the buffered levels of a leaf that become rows of the current record. The
+// slices are the leaf's own.
 type batch struct {
 	leaf     *leaf
 	def, rep []int16
 	used     int // values, set when they have become part of an array
 }
 
-// slots calls f for each place that the node has in its array: with its definition level, or that of the first leaf
-// below it.
+// slots calls f for each slot that the node has in its array, with the definition level
+// of that slot. The levels are those of the first leaf below the node: all leaves below
+// it agree about the node itself.
 func (n *node) slots(b *batch, f func(def int16)) {
+	// A level below above means that the list around the node is empty or null, so that
+	// the node has no slot. A higher repetition level continues a list within the node.
 	for i, d := range b.def {
 		if d >= n.at.above && (b.rep == nil || b.rep[i] <= n.at.rep) {
 			f(d)
@@ -127,7 +143,8 @@ func (n *node) slots(b *batch, f func(def int16)) {
 	}
 }
 
-// validity is which places of the node are not null; the bitmap is nil if all are.
+// validity returns the number of slots, the number of nulls, and Arrow's validity bitmap.
+// The bitmap is nil if no slot is null, as Arrow allows.
 func (n *node) validity(b *batch) (slots, nulls int, bits *memory.Buffer) {
 	var set []bool
 	n.slots(b, func(def int16) {
@@ -145,7 +162,8 @@ func (n *node) validity(b *batch) (slots, nulls int, bits *memory.Buffer) {
 	return len(set), nulls, memory.NewBufferBytes(bitmap)
 }
 
-// build makes the array of the node. The caller releases it.
+// build makes the array of a node from the levels and values of its leaves. The caller
+// releases it.
 func (n *node) build(batches []batch, micro bool) (arrow.ArrayData, error) {
 	b := &batches[n.first]
 	switch n.kind {
@@ -157,6 +175,8 @@ func (n *node) build(batches []batch, micro bool) (arrow.ArrayData, error) {
 	return n.buildList(b, batches, micro)
 }
 
+// buildStruct builds the children and the validity of the struct itself. A child has a
+// slot for each slot of the struct, also where the struct is null.
 func (n *node) buildStruct(b *batch, batches []batch, micro bool) (arrow.ArrayData, error) {
 	slots, nulls, bits := n.validity(b)
 	var children []arrow.ArrayData
@@ -178,6 +198,8 @@ func (n *node) buildStruct(b *batch, batches []batch, micro bool) (arrow.ArrayDa
 	return array.NewData(n.dataType(micro), slots, []*memory.Buffer{bits}, children, nulls, 0), nil
 }
 
+// buildList builds the elements and the offsets of lists. A list that is null or empty
+// has a level, but no element.
 func (n *node) buildList(b *batch, batches []batch, micro bool) (arrow.ArrayData, error) {
 	slots, nulls, bits := n.validity(b)
 	child, err := n.children[0].build(batches, micro)
@@ -213,7 +235,8 @@ func (n *node) buildList(b *batch, batches []batch, micro bool) (arrow.ArrayData
 		[]arrow.ArrayData{child}, nulls, 0), nil
 }
 
-// fixed makes lists of fixed size, in which a list that is null has elements, too.
+// fixed makes lists of fixed size. Arrow stores elements also for a list that is null,
+// and Parquet does not: fixed inserts null elements there.
 func (n *node) fixed(offsets []int32, bits *memory.Buffer, nulls int, child arrow.ArrayData,
 	micro bool) (arrow.ArrayData, error) {
 	elements := array.MakeFromData(child)
@@ -247,6 +270,8 @@ func (n *node) fixed(offsets []int32, bits *memory.Buffer, nulls int, child arro
 	return array.NewData(n.dataType(micro), slots, []*memory.Buffer{bits}, []arrow.ArrayData{child}, nulls, 0), nil
 }
 
+// buildLeaf makes the array of a leaf: it spreads the dense values over the slots that
+// have one.
 func (n *node) buildLeaf(b *batch, typ arrow.DataType) (arrow.ArrayData, error) {
 	slots, nulls, bits := n.validity(b)
 	b.used = 0
@@ -255,6 +280,7 @@ func (n *node) buildLeaf(b *batch, typ arrow.DataType) (arrow.ArrayData, error) 
 			b.used++
 		}
 	}
+	// A column of type null has levels, and no values.
 	if typ.ID() == arrow.NULL {
 		if b.used > 0 {
 			return nil, fmt.Errorf("it holds %d values, and its type is null", b.used)
@@ -279,7 +305,8 @@ func (n *node) buildLeaf(b *batch, typ arrow.DataType) (arrow.ArrayData, error) 
 	return array.NewData(typ, slots, append([]*memory.Buffer{bits}, rest...), nil, nulls, 0), nil
 }
 
-// buffersOf lays the values out at their places.
+// buffersOf returns the buffers of an array without its validity. at[i] is the slot of
+// value i; other slots stay zero.
 func buffersOf(from values, at []int, slots int, typ arrow.DataType) ([]*memory.Buffer, error) {
 	switch v := from.(type) {
 	case *dense[bool]:
@@ -291,6 +318,8 @@ func buffersOf(from values, at []int, slots int, typ arrow.DataType) ([]*memory.
 	case *dense[int32]:
 		return ints32(v.v, at, slots, typ)
 	case *dense[int64]:
+		// Parquet stores small decimals in INT32 and INT64; Arrow stores all in 16 or 32
+		// bytes.
 		if isDecimal(typ) {
 			return place(v.v, at, slots, widthOf(typ), bigInt)
 		}
@@ -342,7 +371,8 @@ func buffersOf(from values, at []int, slots int, typ arrow.DataType) ([]*memory.
 	return nil, fmt.Errorf("values of type %T", from)
 }
 
-// ints32 lays out INT32, which stand for all types of 32 bits and fewer.
+// ints32 lays out INT32 values. INT32 is the physical type of all integers of at most 32
+// bits, of dates and of times in milliseconds.
 func ints32(v []int32, at []int, slots int, typ arrow.DataType) ([]*memory.Buffer, error) {
 	if isDecimal(typ) {
 		return place(v, at, slots, widthOf(typ), func(to []byte, v int32) error { return bigInt(to, int64(v)) })
@@ -360,7 +390,8 @@ func ints32(v []int32, at []int, slots int, typ arrow.DataType) ([]*memory.Buffe
 	})
 }
 
-// inRange looks whether an INT32 is one of a narrower type.
+// inRange checks that an INT32 fits its narrower logical type. The format forbids other
+// values, but a file may have them.
 func inRange(v int32, typ arrow.DataType) error {
 	ok := true
 	switch typ.ID() {
@@ -379,13 +410,16 @@ func inRange(v int32, typ arrow.DataType) error {
 	return nil
 }
 
+// bigInt writes a decimal that is stored as an integer.
 func bigInt(to []byte, v int64) error {
 	var b [8]byte
 	binary.BigEndian.PutUint64(b[:], uint64(v))
 	return bigEndian(to, b[:])
 }
 
-// bigEndian writes a two's complement number as one of another length, its least byte first.
+// bigEndian converts a big-endian two's complement number to a little-endian one of
+// another length, with the sign extended. Parquet's decimals in byte arrays are
+// big-endian and as short as the writer liked.
 func bigEndian(to, from []byte) error {
 	fill := byte(0)
 	if len(from) > 0 && from[0]&0x80 != 0 {
@@ -406,7 +440,7 @@ func bigEndian(to, from []byte) error {
 	return nil
 }
 
-// place writes values of a fixed width to their places.
+// place writes values of fixed width to their slots.
 func place[T any](v []T, at []int, slots, width int, write func(to []byte, v T) error) ([]*memory.Buffer, error) {
 	out := make([]byte, slots*width)
 	for i, to := range at {
@@ -417,7 +451,8 @@ func place[T any](v []T, at []int, slots, width int, write func(to []byte, v T) 
 	return []*memory.Buffer{memory.NewBufferBytes(out)}, nil
 }
 
-// variable puts values one behind the other.
+// variable concatenates values of variable length. With 32-bit offsets it fails if they
+// exceed 2 GiB; columns of blobs have 64-bit offsets for that reason.
 func variable[O int32 | int64](v []pq.ByteArray, at []int, slots int) ([]*memory.Buffer, error) {
 	total := int64(0)
 	for i := range at {
@@ -445,6 +480,7 @@ func isDecimal(t arrow.DataType) bool {
 
 func widthOf(t arrow.DataType) int { return t.(arrow.FixedWidthDataType).Bytes() }
 
+// bytesOf returns the memory of offsets as bytes, without a copy. v must have an element.
 func bytesOf[O int32 | int64](v []O) []byte {
 	return unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(v))), len(v)*int(unsafe.Sizeof(v[0])))
 }

@@ -9,61 +9,74 @@ import (
 	"github.com/apache/arrow/go/v17/parquet/schema"
 )
 
-// maxDepth bounds how deep columns are nested.
+// maxDepth bounds the nesting of a column. The tree is built and read by recursion.
 const maxDepth = 32
 
-// kind is what a node of a column is.
+// kind is the kind of a node.
 type kind int
 
 const (
 	kindLeaf kind = iota
+	// A list has the offsets of Arrow; a fixed list has none, and a length in its type.
 	kindList
 	kindFixedList
 	kindStruct
 )
 
-// level is where a node stands among the levels of its leaves.
+// level is the position of a node among the levels of its leaves.
 type level struct {
-	def   int16 // definition level from which on the parent is there
-	rep   int16 // repetition level of the nearest list around it
-	above int16 // definition level from which on that list has an element
+	// def is the definition level from which on the parent exists. content gets it with
+	// the node's own optional level counted.
+	def int16
+	// rep is the repetition level of the nearest list around the node.
+	rep int16
+	// above is the definition level from which on that list has an element, and so the
+	// node a slot.
+	above int16
 	depth int
 }
 
-// node is a column of a file, or a part of one that is nested.
+// node is a column of a file, or a nested part of one. Nodes do not change after grow.
 type node struct {
 	name     string
 	kind     kind
 	nullable bool
 	at       level
-	def      int16          // definition level from which on the node is not null
-	element  int16          // definition level from which on a list has an element
-	length   int32          // of a list of fixed size
-	children []*node        // fields of a struct, or the element of a list
-	first    int            // number of the first leaf below
-	column   *schema.Column // of a leaf
-	typ      arrow.DataType // of a leaf
-	err      error          // why it cannot be read
+	def      int16   // definition level from which on the node is not null
+	element  int16   // definition level from which on a list has an element
+	length   int32   // of a list of fixed size
+	children []*node // fields of a struct, or the element of a list
+	// first is the number of the first leaf below; the leaves of a node have consecutive
+	// numbers.
+	first  int
+	column *schema.Column // of a leaf
+	typ    arrow.DataType // of a leaf
+	// err says why the node cannot be read. Other columns of the file can still be read.
+	err error
 }
 
-// grower makes trees of nodes, and numbers the leaves.
+// grower makes the trees of nodes. It numbers the leaves in the order in which it meets
+// them, which must be the order of the schema's columns.
 type grower struct {
 	schema *schema.Schema
 	leaves []*node
 }
 
-// node makes the node of any part of a schema. as is the type that it had in Arrow, or nil.
+// node makes the node of any part of a schema. as is the type of that part in the stored
+// Arrow schema, or nil.
 func (g *grower) node(n schema.Node, at level, as arrow.DataType) *node {
 	if n.RepetitionType() != pq.Repetitions.Repeated {
 		return g.single(n, at, as)
 	}
-	// A list without more ado: its elements are the node, and none is null.
+	// A repeated field outside a LIST group is a required list of required elements, by
+	// the format's rules for compatibility.
 	list := g.list(n, at, at.def)
 	list.children = []*node{g.content(n, list.below(), elementOf(as))}
 	return list
 }
 
-// single makes a node that is not repeated by itself.
+// single makes the node of an optional or required field. An optional field adds a
+// definition level.
 func (g *grower) single(n schema.Node, at level, as arrow.DataType) *node {
 	nullable := n.RepetitionType() == pq.Repetitions.Optional
 	if nullable {
@@ -74,7 +87,7 @@ func (g *grower) single(n schema.Node, at level, as arrow.DataType) *node {
 	return out
 }
 
-// content makes a node of what is below a part of a schema, for which at counts already.
+// content makes the node of a field without its repetition, which at includes already.
 func (g *grower) content(n schema.Node, at level, as arrow.DataType) *node {
 	as = plain(as)
 	at.depth++
@@ -86,6 +99,7 @@ func (g *grower) content(n schema.Node, at level, as arrow.DataType) *node {
 	if !ok {
 		return g.leaf(n.(*schema.PrimitiveNode), at, as)
 	}
+	// A LIST or MAP of another shape than the format's is read as a plain struct.
 	logical := n.LogicalType()
 	_, isList := logical.(schema.ListLogicalType)
 	_, isMap := logical.(schema.MapLogicalType)
@@ -95,7 +109,8 @@ func (g *grower) content(n schema.Node, at level, as arrow.DataType) *node {
 	return g.group(group, at, as)
 }
 
-// group makes a struct.
+// group makes a struct. If the stored Arrow schema has another number of fields, it is
+// ignored below this node.
 func (g *grower) group(n *schema.GroupNode, at level, as arrow.DataType) *node {
 	out := &node{name: n.Name(), kind: kindStruct, at: at, def: at.def, first: len(g.leaves)}
 	was, _ := as.(*arrow.StructType)
@@ -115,8 +130,12 @@ func (g *grower) group(n *schema.GroupNode, at level, as arrow.DataType) *node {
 	return out
 }
 
-// annotated makes a list or a map, whose only field is repeated. The format's rules for what older writers made:
-// the repeated field is the element, unless it is a group of one field that is not named as such groups are.
+// annotated makes a list or a map, whose only field is repeated.
+//
+// The format's rules for older writers: the repeated field is the element itself if it is
+// no group, if it has several fields, or if it is named "array" or like the list with
+// "_tuple" appended. Otherwise the repeated group is a wrapper, and its only field is the
+// element. A map is a list of structs here.
 func (g *grower) annotated(n *schema.GroupNode, at level, as arrow.DataType, isList bool) *node {
 	repeated := n.Field(0)
 	list := g.list(n, at, at.def)
@@ -134,15 +153,19 @@ func (g *grower) annotated(n *schema.GroupNode, at level, as arrow.DataType, isL
 	return list
 }
 
+// list makes a list at a level. Its element exists from one definition level above its
+// own on: the level between says that the list is empty.
 func (g *grower) list(n schema.Node, at level, def int16) *node {
 	return &node{name: n.Name(), kind: kindList, at: at, def: def, element: def + 1, first: len(g.leaves)}
 }
 
-// below is where the element of a list stands.
+// below returns the level at which the element of a list begins.
 func (n *node) below() level {
 	return level{def: n.element, rep: n.at.rep + 1, above: n.element, depth: n.at.depth}
 }
 
+// leaf makes a leaf and gives it the next number. Its levels must equal those that the
+// library computed from the same schema: otherwise all values would go to wrong slots.
 func (g *grower) leaf(n *schema.PrimitiveNode, at level, as arrow.DataType) *node {
 	out := &node{name: n.Name(), at: at, def: at.def, first: len(g.leaves)}
 	if out.first >= g.schema.NumColumns() {
@@ -160,7 +183,8 @@ func (g *grower) leaf(n *schema.PrimitiveNode, at level, as arrow.DataType) *nod
 	return out
 }
 
-// plain is a type without what says only how it was in memory.
+// plain returns a type without what concerns memory only: dictionaries, run-end encoding,
+// extensions. Parquet stores the plain values of each.
 func plain(t arrow.DataType) arrow.DataType {
 	switch t := t.(type) {
 	case *arrow.DictionaryType:
@@ -173,7 +197,8 @@ func plain(t arrow.DataType) arrow.DataType {
 	return t
 }
 
-// elementOf is the type of a list's elements, of a map's pairs.
+// elementOf returns the type of a list's elements, or of a map's pairs; nil if t is no
+// list.
 func elementOf(t arrow.DataType) arrow.DataType {
 	switch t := plain(t).(type) {
 	case *arrow.MapType:
@@ -184,7 +209,8 @@ func elementOf(t arrow.DataType) arrow.DataType {
 	return nil
 }
 
-// problem says why a column cannot be read.
+// problem returns the first reason why a column cannot be read, with the path of the
+// field; nil if it can.
 func (n *node) problem() error {
 	if n.err != nil {
 		return n.err
@@ -197,7 +223,8 @@ func (n *node) problem() error {
 	return nil
 }
 
-// dataType is the type of the node's arrays, with INT96 timestamps as nanoseconds or as microseconds.
+// dataType returns the Arrow type of the node's arrays. micro selects microseconds for
+// INT96 timestamps.
 func (n *node) dataType(micro bool) arrow.DataType {
 	fields := make([]arrow.Field, len(n.children))
 	for i, c := range n.children {
@@ -220,7 +247,7 @@ func (n *node) dataType(micro bool) arrow.DataType {
 	return n.typ
 }
 
-// leaves is how many there are below the node.
+// leaves returns the number of leaves below the node.
 func (n *node) leaves() int {
 	if n.kind == kindLeaf {
 		return 1
@@ -232,8 +259,9 @@ func (n *node) leaves() int {
 	return sum
 }
 
-// leafType is the type of a leaf: by what Parquet says of it, and by the type that it had in Arrow where Parquet has no
-// such type.
+// leafType returns the Arrow type of a leaf. The logical type decides; the stored Arrow
+// type adds what Parquet has no type for. A combination that the format does not have is
+// an error: a guess would be wrong values.
 func leafType(n *schema.PrimitiveNode, at level, as arrow.DataType) (arrow.DataType, error) {
 	logical := n.LogicalType()
 	if _, ok := logical.(schema.NullLogicalType); ok {
@@ -273,6 +301,8 @@ func leafType(n *schema.PrimitiveNode, at level, as arrow.DataType) (arrow.DataT
 	return nil, fmt.Errorf("it has the physical type %s", n.PhysicalType())
 }
 
+// decimalType returns the narrowest Arrow decimal for the precision: 38 digits fit 128
+// bits, 76 fit 256.
 func decimalType(n *schema.PrimitiveNode, d *schema.DecimalLogicalType) (arrow.DataType, error) {
 	switch n.PhysicalType() {
 	case pq.Types.Int32, pq.Types.Int64, pq.Types.ByteArray, pq.Types.FixedLenByteArray:
@@ -289,6 +319,7 @@ func decimalType(n *schema.PrimitiveNode, d *schema.DecimalLogicalType) (arrow.D
 	return &arrow.Decimal256Type{Precision: p, Scale: s}, nil
 }
 
+// int32Type returns the type of an INT32 by its logical type.
 func int32Type(logical schema.LogicalType) (arrow.DataType, error) {
 	switch l := logical.(type) {
 	case schema.NoLogicalType, schema.UnknownLogicalType:
@@ -307,6 +338,8 @@ func int32Type(logical schema.LogicalType) (arrow.DataType, error) {
 	return nil, fmt.Errorf("it is INT32 as %s", logical)
 }
 
+// int64Type returns the type of an INT64 by its logical type. Parquet has no durations:
+// Arrow's writers store them as plain INT64, and only the stored Arrow schema shows it.
 func int64Type(logical schema.LogicalType, as arrow.DataType) (arrow.DataType, error) {
 	switch l := logical.(type) {
 	case schema.NoLogicalType, schema.UnknownLogicalType:
@@ -331,6 +364,9 @@ func int64Type(logical schema.LogicalType, as arrow.DataType) (arrow.DataType, e
 	return nil, fmt.Errorf("it is INT64 as %s", logical)
 }
 
+// timestampType returns the type of a timestamp. A timestamp that is not adjusted to UTC
+// has no time zone. The format stores no other zone; the stored Arrow schema has its
+// name.
 func timestampType(l *schema.TimestampLogicalType, as arrow.DataType) (arrow.DataType, error) {
 	t := &arrow.TimestampType{}
 	switch l.TimeUnit() {
@@ -352,7 +388,7 @@ func timestampType(l *schema.TimestampLogicalType, as arrow.DataType) (arrow.Dat
 	return t, nil
 }
 
-// intType is nil for a number of bits that no type has.
+// intType returns nil for a bit width that Arrow does not have.
 func intType(l *schema.IntLogicalType) arrow.DataType {
 	types := map[int8][2]arrow.DataType{
 		8:  {arrow.PrimitiveTypes.Uint8, arrow.PrimitiveTypes.Int8},
@@ -367,7 +403,8 @@ func intType(l *schema.IntLogicalType) arrow.DataType {
 	return types[l.BitWidth()][signed]
 }
 
-// bytesType is the type of a leaf of bytes. Columns of blobs have large offsets, so that a batch may have any size.
+// bytesType returns the type of a BYTE_ARRAY. Columns of blobs get 64-bit offsets, so
+// that a batch of them may exceed 2 GiB.
 func bytesType(n *schema.PrimitiveNode, logical schema.LogicalType, at level, as arrow.DataType) (arrow.DataType,
 	error) {
 	switch logical.(type) {
