@@ -1,5 +1,5 @@
-// Package lineage keeps a record of what streams have handed out, so that it can be
-// said later which samples a step of a job held, on which rank.
+// Package lineage keeps a record of the rows that streams have delivered. From it a
+// caller can find out later which samples a step of a job had, on which rank.
 //
 // A plan is a pure function, so a stream in plan order needs only its ticket and one
 // integer: how many rows it has delivered. For a stream in another order the log also
@@ -13,7 +13,10 @@
 // batch is sent, so a killed process loses nothing of it.
 //
 // The package knows rows by their numbers in a stream. It knows no plans, positions or
-// ids, and checks no rights: its user does.
+// ids. It does not check rights either: its caller does.
+//
+// Begin reading with [Log.Begin] and [Recorder.Batch] for writing, with [Log.Search] and
+// [Piece.Served] for reading. docs/formats.md describes the files.
 package lineage
 
 import (
@@ -36,13 +39,15 @@ import (
 
 // Options tunes a Log. The zero value of each field but Dir stands for its default.
 type Options struct {
-	// Dir is the directory, which is made if it is not there. One server has it, at a time.
+	// Dir is the directory. Open makes it if it does not exist. One server uses it at a
+	// time.
 	Dir string
-	// MaxBytes is what the files may take together. Default 64 MiB, least 1 MiB. Memory that a look into the
-	// record takes is of that size, once.
+	// MaxBytes bounds the size of all files together. A search reads one file at a time
+	// into memory, 1/8 of MaxBytes. Default 64 MiB, minimum 1 MiB.
 	MaxBytes int64
-	// PieceBytes is how many bytes of deviations are written of a stream before it begins anew: so much at most is gone
-	// through to say what a step held. Default 256 KiB.
+	// PieceBytes bounds the deviations of one piece. A stream that has written more
+	// begins a new piece, with the ticket of its next batch. To find the rows of a step,
+	// a reader replays one piece at most. Default 256 KiB.
 	PieceBytes int64
 	// Now is the clock. Default time.Now.
 	Now func() time.Time
@@ -50,10 +55,13 @@ type Options struct {
 	Logger *slog.Logger
 }
 
-// files is how many files the record is cut into: the oldest goes as a whole.
+// files is the number of files in the ring. The oldest file is removed as a whole. With
+// fewer files a removal would drop more of the record at once; with more files each would
+// be smaller, and streams would write their heads more often.
 const files = 8
 
-// leastBytes is the least that MaxBytes may be.
+// leastBytes is the minimum of MaxBytes. A record may have a quarter of a file, so 32 KiB
+// at this minimum: enough for the head of an ordinary stream.
 const leastBytes = 1 << 20
 
 // EnsureDefaults fills in the fields that are zero.
@@ -86,40 +94,53 @@ func (o *Options) Validate() error {
 	return nil
 }
 
-// Log is the record. It is safe for concurrent use; a nil Log keeps none.
+// Log is the record. It is safe for concurrent use; a nil Log records nothing. Its one
+// goroutine syncs full files, runs only while there are some, and ends before Close
+// returns.
 type Log struct {
 	opts Options
+	// lock is locked (flock) while the Log is open, so that two servers do not write to
+	// one directory. The kernel unlocks it when the process ends.
 	lock *os.File
-	sync func(*os.File) error // brings a file to the disk
+	sync func(*os.File) error // syncs a file to the disk; a field because tests make it slow or fail
 
-	looking chan struct{} // has room for the one look into a file that there is
-	paused  atomic.Int64
+	// looking is a semaphore of one: all searches together hold one file in memory.
+	looking chan struct{}
+	// paused is the time, in Unix nanoseconds, until which nothing is written because a
+	// write failed; 0 if the last write succeeded.
+	paused atomic.Int64
 
-	syncing sync.WaitGroup // the goroutine that brings files to the disk; grows under mu only while not closed
+	syncing sync.WaitGroup // for the goroutine that syncs files; grows under mu only while not closed
 
 	mu      sync.Mutex
 	closed  bool
 	busy    bool       // that goroutine runs
 	list    []*segment // the oldest first; the last one is written to
-	pieces  uint32
-	streams int64 // the last stream's number
+	pieces  uint32     // the number of the last piece
+	streams int64      // the number of the last stream
 }
 
-// segment is a file.
+// segment is one file of the record. A segment that another process began is read only:
+// its last record may be incomplete, and a record that is appended after it would not be
+// found.
 type segment struct {
 	number int64
-	begun  time.Time // no stream in it began earlier; zero if there is none
-	own    bool      // this process has begun it: to others, whose ends may be torn, nothing is added
+	begun  time.Time // no stream in it began earlier; zero if it has no stream
+	own    bool      // this process has begun it, and may append to it
 	size   int64     // guarded by Log.mu
-	synced bool      // it is on the disk, or on its way there; guarded by Log.mu
+	synced bool      // it is on the disk, or is being synced; guarded by Log.mu
 
+	// mu keeps file open while a search reads from it or a count is written to it. If
+	// both mutexes are needed, Log.mu is taken first.
 	mu   sync.Mutex
-	file *os.File // nil once it is gone
+	file *os.File // nil once it is removed or closed; guarded by mu
 }
 
+// suffix is the end of the files' names. Other files of the directory are not touched.
 const suffix = ".lineage"
 
-// Open opens or makes the directory. It is a schema.ErrUnavailable if another process has it.
+// Open opens or makes the directory. If another process uses the directory, the error is
+// a schema.ErrUnavailable. The caller closes the Log.
 func Open(opts Options) (*Log, error) {
 	opts.EnsureDefaults()
 	if err := opts.Validate(); err != nil {
@@ -143,7 +164,9 @@ func Open(opts Options) (*Log, error) {
 	return l, nil
 }
 
-// load opens the files that are there.
+// load opens the files of earlier processes, and reads their heads: Kept needs the time
+// of the first stream, and stream a number above all that were used. Files with other
+// names are ignored.
 func (l *Log) load() error {
 	entries, err := os.ReadDir(l.opts.Dir)
 	if err != nil {
@@ -184,7 +207,9 @@ func (l *Log) load() error {
 	return nil
 }
 
-// stream is the number of a stream that begins now.
+// stream returns a number for a stream that begins now. It is the time in Unix
+// nanoseconds, because [Head.Opened] derives the beginning from it. If the clock stands
+// or goes back, the number is one more than the last, so numbers still ascend.
 func (l *Log) stream() int64 {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -193,7 +218,8 @@ func (l *Log) stream() int64 {
 }
 
 // currentLocked returns the file that is written to, and begins a new one if the current
-// one has no room for size bytes. More than a quarter of a file is a schema.ErrLimit.
+// one has no room for size bytes. More than a quarter of a file is a schema.ErrLimit:
+// larger records would leave much of a file unused, and evict the record too soon.
 func (l *Log) currentLocked(size int64) (*segment, error) {
 	most := l.opts.MaxBytes / files
 	if size > most/4 {
@@ -207,6 +233,7 @@ func (l *Log) currentLocked(size int64) (*segment, error) {
 	if n := len(l.list); n > 0 {
 		s.number = l.list[n-1].number + 1
 	}
+	// Room is made before the file exists, so that the directory never exceeds MaxBytes.
 	for l.bytesLocked() > l.opts.MaxBytes-most {
 		if err := l.dropLocked(); err != nil {
 			return nil, err
@@ -230,21 +257,24 @@ func (l *Log) currentLocked(size int64) (*segment, error) {
 	return s, nil
 }
 
-// syncFull brings the files to the disk that are not written to any more, one after the other. Nothing is locked
-// meanwhile: streams go on, however long the disk takes.
+// syncFull syncs the files that are complete, one after another. It holds no lock
+// meanwhile, so streams continue however long the disk takes. Records are not synced one
+// by one, because a sync for each batch would cost more than the batch.
 func (l *Log) syncFull() {
 	for {
 		file := l.nextFull()
 		if file == nil {
 			return
 		}
-		if err := l.sync(file); err != nil && !errors.Is(err, os.ErrClosed) { // it was the oldest, and is gone
+		if err := l.sync(file); err != nil && !errors.Is(err, os.ErrClosed) { // ErrClosed: the file was the oldest, and was removed
 			l.failed(err)
 		}
 	}
 }
 
-// nextFull returns a file that is to be brought to the disk; nil if there is none, and the goroutine ends.
+// nextFull returns a complete file that is to be synced. If there is none, it returns
+// nil, and the goroutine ends. It clears busy under the lock, so that a file that is
+// completed afterwards starts a new goroutine.
 func (l *Log) nextFull() *os.File {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -258,10 +288,12 @@ func (l *Log) nextFull() *os.File {
 	return nil
 }
 
+// path returns the path of a file. The name has twelve digits, so that names sort by age.
 func (l *Log) path(s *segment) string {
 	return filepath.Join(l.opts.Dir, fmt.Sprintf("%012d%s", s.number, suffix))
 }
 
+// bytesLocked returns the size of all files together.
 func (l *Log) bytesLocked() (n int64) {
 	for _, s := range l.list {
 		n += s.size
@@ -269,7 +301,7 @@ func (l *Log) bytesLocked() (n int64) {
 	return n
 }
 
-// dropLocked removes the oldest file.
+// dropLocked removes the oldest file. A search that reads the file finishes first.
 func (l *Log) dropLocked() error {
 	s := l.list[0]
 	if err := os.Remove(l.path(s)); err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -279,15 +311,17 @@ func (l *Log) dropLocked() error {
 	return s.close()
 }
 
-// append adds records to one file: to from, if it is not nil and still written to, else
-// to the current one. It returns the file and the offset of the records. make gets the
-// number that a new piece would have.
+// append adds records to one file. If from is nil, they begin a piece in the current
+// file. Else they continue a piece: from has to be the current file, because a piece is
+// stored in one file, and the error is errMoved if it is not. append returns the file and
+// the offset of the records. make gets the number that a new piece would have.
 func (l *Log) append(from *segment, make func(piece uint32) []byte) (s *segment, at int64, err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.closed {
 		return nil, 0, errClosed
 	}
+	// The records are made with the lock held, because they contain the piece's number.
 	b := make(l.pieces + 1)
 	if s, err = l.currentLocked(int64(len(b))); err != nil {
 		return nil, 0, err
@@ -311,8 +345,9 @@ var (
 	errMoved  = errors.New("another file is written to now")
 )
 
-// count writes how many rows a piece has handed out in order since a record. errMoved says that the file is
-// another one now.
+// count overwrites the count of the record at an offset: how many rows the piece has
+// delivered in order since that record. So a batch in order needs no record of its own.
+// The error is errMoved if the file has been removed.
 func (l *Log) count(s *segment, at, n int64) error {
 	var b [8]byte
 	putCount(b[:], n)
@@ -325,17 +360,19 @@ func (l *Log) count(s *segment, at, n int64) error {
 	return err
 }
 
-// isCurrent reports whether a file is the one that is written to.
+// isCurrent reports whether a file is the one that records are appended to.
 func (l *Log) isCurrent(s *segment) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return !l.closed && len(l.list) > 0 && l.list[len(l.list)-1] == s
 }
 
-// pause is for how long nothing is written after a write has failed.
+// pause is how long nothing is written after a write has failed. With a full disk each
+// batch would otherwise wait for a write that fails.
 const pause = time.Second
 
-// failed takes in that a write has failed: no stream ends for it, and what was not written is missing in the record.
+// failed records that a write has failed, and logs the first failure of a series. No
+// stream ends because of it; the rows are missing in the record.
 func (l *Log) failed(err error) {
 	now := l.opts.Now().UnixNano()
 	if was := l.paused.Swap(now + int64(pause)); was == 0 && !errors.Is(err, errClosed) {
@@ -344,20 +381,21 @@ func (l *Log) failed(err error) {
 	}
 }
 
-// ready reports whether something may be written.
+// ready reports whether the log may write: no write failed within the last pause.
 func (l *Log) ready() bool {
 	until := l.paused.Load()
 	return until == 0 || l.opts.Now().UnixNano() >= until
 }
 
-// wrote takes in that a write has succeeded.
+// wrote records that a write has succeeded, and logs the end of a series of failures.
 func (l *Log) wrote() {
 	if l.paused.Load() != 0 && l.paused.Swap(0) != 0 {
 		l.opts.Logger.Info("what streams hand out is recorded again", "directory", l.opts.Dir)
 	}
 }
 
-// Kept says since when the record is kept, zero if it is empty, and how many bytes it has.
+// Kept returns the time since which streams are on record, zero if there is none, and the
+// size of all files in bytes.
 func (l *Log) Kept() (since time.Time, bytes int64) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -369,7 +407,8 @@ func (l *Log) Kept() (since time.Time, bytes int64) {
 	return since, l.bytesLocked()
 }
 
-// Close ends the record: what streams hand out afterwards is not in it.
+// Close ends the record: rows that streams deliver afterwards are not in it. It syncs and
+// closes the files of this process. A second call does nothing.
 func (l *Log) Close() error {
 	if l == nil {
 		return nil
@@ -389,7 +428,8 @@ func (l *Log) Close() error {
 	return errors.Join(err, l.lock.Close())
 }
 
-// end has nothing more be written, and returns the files; ok is false if it was called before.
+// end closes the record for writing, and returns the files. ok is false if end was called
+// before.
 func (l *Log) end() (list []*segment, ok bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -398,6 +438,7 @@ func (l *Log) end() (list []*segment, ok bool) {
 	return list, ok
 }
 
+// close closes the file. It waits for a search that reads it.
 func (s *segment) close() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()

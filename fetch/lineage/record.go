@@ -11,28 +11,35 @@ import (
 	"bowstring/schema"
 )
 
-// Head is what begins a piece of a stream's record.
+// Head is the first record of a piece of a stream, as JSON. It repeats the ticket and the
+// caller, so that each file can be read without the files before it.
 type Head struct {
-	// Job names what the stream is of whatever its epoch, world, order and layout; Group what is the same
-	// in all epochs, as statistics name it; Plan the plan, as batches do.
+	// Job names the stream's job, whatever its epoch, world, order and layout. Group
+	// names what is the same in all epochs, as statistics do. Plan names the plan, as
+	// batches do.
 	Job   string `json:"job"`
 	Group string `json:"group"`
 	Plan  string `json:"plan"`
 	// Stream is the same in all pieces of a stream, and greater than those of all streams begun before.
 	Stream int64 `json:"stream"`
-	// Ticket is what the piece begins with, as JSON.
+	// Ticket is the ticket at which the piece begins: the rows of the piece count from
+	// its step and row.
 	Ticket schema.Ticket `json:"ticket"`
-	// Within is what the stream's caller could see when it was opened; nil if all.
+	// Within is the restriction of the stream's caller when the stream was opened; nil if
+	// the caller could see everything.
 	Within *Within `json:"within,omitempty"`
-	// Sources is that of a mixture, by source; nil if all of all.
+	// Sources are the restrictions for the sources of a mixture, in the order of its
+	// leaves; nil for a source without one, and nil as a whole if no source has one.
 	Sources []*Within `json:"sources,omitempty"`
-	// Principal is who has called, on the account of Tenant.
+	// Principal is the name of the caller, and Tenant the account that the stream was
+	// charged to.
 	Principal string `json:"principal,omitempty"`
 	Tenant    string `json:"tenant,omitempty"`
 }
 
-// Within is a schema.Restriction. Rows that are hidden from the caller are in none of
-// that caller's plans.
+// Within is the stored form of a schema.Restriction. Rows that are hidden from the caller
+// are in none of that caller's plans, so the same restriction is needed to resolve the
+// plan again.
 type Within struct {
 	Where   string   `json:"where,omitempty"`
 	Columns []string `json:"columns"` // null hides none
@@ -41,13 +48,15 @@ type Within struct {
 // Opened is when the stream began.
 func (h *Head) Opened() time.Time { return time.Unix(0, h.Stream).UTC() }
 
-// Request is what the stream served, with what its caller could see.
+// Request returns the request that the stream served, with the restrictions of its
+// caller. Resolving it gives the plan that the piece's row numbers refer to.
 func (h *Head) Request() schema.Request {
 	req := h.Ticket.Request
 	req.Within = h.Within.restriction()
 	if req.Mixture == nil {
 		return req
 	}
+	// Sources has the order of the leaves: restrict made it from them.
 	leaves := req.Mixture.Leaves()
 	for i := range min(len(leaves), len(h.Sources)) {
 		leaves[i].Within = h.Sources[i].restriction()
@@ -56,6 +65,7 @@ func (h *Head) Request() schema.Request {
 	return req
 }
 
+// restriction is the inverse of withinOf.
 func (w *Within) restriction() *schema.Restriction {
 	if w == nil {
 		return nil
@@ -63,6 +73,7 @@ func (w *Within) restriction() *schema.Restriction {
 	return &schema.Restriction{Where: w.Where, Columns: w.Columns}
 }
 
+// withinOf returns the stored form of a restriction; nil if there is none.
 func withinOf(r *schema.Restriction) *Within {
 	if r == nil {
 		return nil
@@ -70,7 +81,8 @@ func withinOf(r *schema.Restriction) *Within {
 	return &Within{r.Where, r.Columns}
 }
 
-// restrict notes what the caller of a request may see.
+// restrict sets Within or Sources to the restrictions of a request. The request's JSON
+// does not have them, because a client must not be able to set them.
 func (h *Head) restrict(req *schema.Request) {
 	h.Within, h.Sources = nil, nil
 	if !req.Restricted() {
@@ -87,17 +99,19 @@ func (h *Head) restrict(req *schema.Request) {
 
 // Fault is a sample that could not be read.
 type Fault struct {
-	Row        int64  `json:"row"` // that the stream had handed out before, in the piece
+	Row        int64  `json:"row"` // rows that the piece had delivered before it
 	Position   int64  `json:"position"`
 	Column     string `json:"column"`
 	Cause      string `json:"cause"`
 	Substitute *int64 `json:"substitute,omitempty"` // position of the sample in its place, if there is one
 }
 
-// maxCause is how many bytes of a fault's cause are kept.
+// maxCause is how many bytes of a fault's cause are stored. The cause is an error's text,
+// which may contain the text of other errors.
 const maxCause = 200
 
-// The files: docs/formats.md describes them.
+// The format of the files, as docs/formats.md describes it. magic is the first eight
+// bytes of each file.
 const (
 	magic      = "bowline1"
 	headerSize = 24 // of a record
@@ -106,9 +120,12 @@ const (
 	kindFaults = 3
 )
 
+// castagnoli is the table of CRC-32C, for which CPUs have an instruction.
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
-// appendRecord appends a record of a piece to a buffer.
+// appendRecord appends a record of a piece to a buffer. Its count is 0. The checksum
+// covers kind, piece and body but not the count, because the count is overwritten in
+// place.
 func appendRecord(b []byte, kind byte, piece uint32, body []byte) []byte {
 	var h [headerSize]byte
 	binary.LittleEndian.PutUint32(h[0:], uint32(len(body)))
@@ -123,14 +140,19 @@ func appendRecord(b []byte, kind byte, piece uint32, body []byte) []byte {
 	return b
 }
 
-// putCount writes how many rows were handed out in order since a record: 48 bits, and 16 that check them.
+// putCount writes the count of a record: 48 bits, and a check of 16 bits above them. The
+// eight bytes are written with one aligned write. If the process is killed between two
+// counts, the file has one or the other.
 func putCount(to []byte, n int64) {
 	v := uint64(n) & (1<<48 - 1)
 	binary.LittleEndian.PutUint64(to, v|checkOf(v)<<48)
 }
 
+// checkOf returns the check of a count. The constant keeps eight zero bytes, as in a hole
+// of a file, from being valid.
 func checkOf(v uint64) uint64 { return (v ^ v>>16 ^ v>>32 ^ 0xb0f5) & 0xffff }
 
+// countOf returns the count that putCount wrote. A wrong check is a schema.ErrDataLoss.
 func countOf(b []byte) (int64, error) {
 	w := binary.LittleEndian.Uint64(b)
 	v := w & (1<<48 - 1)
@@ -140,15 +162,17 @@ func countOf(b []byte) (int64, error) {
 	return int64(v), nil
 }
 
-// record is one that was read.
+// record is a record that was read from a file. Its body is a slice of the file's
+// content.
 type record struct {
 	kind  byte
 	piece uint32
-	count int64 // rows in order since
+	count int64 // rows in order after it
 	body  []byte
 }
 
-// begun is the records of a file's content.
+// begun returns the records of a file's content; nil if the header is incomplete, which
+// happens if the machine went down while the file was begun.
 func begun(b []byte) []byte {
 	if len(b) < 2*8 || string(b[:8]) != magic {
 		return nil // it was begun when the machine went down
@@ -156,7 +180,9 @@ func begun(b []byte) []byte {
 	return b[16:]
 }
 
-// nextRecord returns the first of records, and the others; nil where it is not whole: the rest is not believed.
+// nextRecord returns the first of some records, and the rest. If the first one is
+// incomplete or damaged, it returns nil for both: without a valid length, the next record
+// cannot be found.
 func nextRecord(b []byte) (rec *record, rest []byte) {
 	if len(b) < headerSize {
 		return nil, nil
@@ -177,15 +203,17 @@ func nextRecord(b []byte) (rec *record, rest []byte) {
 	return &record{b[8], binary.LittleEndian.Uint32(b[12:]), count, body}, b[size:]
 }
 
-// undone is the set of rows of a stream that were not delivered: all from first on,
-// except those in a bitmap. first is one of them.
+// undone is the set of undelivered rows of a stream: all from first on, except those in a
+// bitmap. Its size follows how far apart the delivered rows are, not the stream's length.
+// It is not safe for concurrent use.
 type undone struct {
-	first int64
-	base  int64 // of the bitmap: a multiple of 64
-	done  []uint64
+	first int64    // the first undelivered row
+	base  int64    // the row of the bitmap's first bit: a multiple of 64
+	done  []uint64 // bit row-base is set if a row was delivered; rows after the last word were not
 }
 
-// newUndone returns what a ticket leaves.
+// newUndone returns the rows that a ticket leaves. served is [schema.Ticket.Served], a
+// bitmap of the delivered rows from the ticket's row on. It is padded to whole words.
 func newUndone(served []byte) undone {
 	var u undone
 	padded := make([]byte, (len(served)+7)/8*8)
@@ -197,8 +225,9 @@ func newUndone(served []byte) undone {
 	return u
 }
 
-// next is the first row from row on that was not handed out, and where the run of such rows that
-// begins there ends at the latest.
+// next returns the first undelivered row from row on, and an upper bound of the run of
+// undelivered rows that begins there: the run's end, or the end of its word. Rows after
+// the bitmap are one run without an end.
 func (u *undone) next(row int64) (from, to int64) {
 	for ; ; row = row&^63 + 64 {
 		i := (row - u.base) >> 6
@@ -217,7 +246,8 @@ func (u *undone) next(row int64) (from, to int64) {
 	return row, row + int64(bits.TrailingZeros64(w))
 }
 
-// count is how many rows in [from, to) were not handed out.
+// count returns how many rows in [from, to) are undelivered. It counts whole words,
+// because streams deviate by thousands of rows.
 func (u *undone) count(from, to int64) (n int64) {
 	n = to - from
 	for row := from; row < to; row = row&^63 + 64 {
@@ -234,7 +264,7 @@ func (u *undone) count(from, to int64) (n int64) {
 	return n
 }
 
-// take counts a row as handed out. advance has to be called after the last of a batch.
+// take marks a row as delivered. The caller calls advance after the last row of a batch.
 func (u *undone) take(row int64) {
 	i := (row - u.base) >> 6
 	for i >= int64(len(u.done)) {
@@ -243,7 +273,7 @@ func (u *undone) take(row int64) {
 	u.done[i] |= 1 << (row & 63)
 }
 
-// advance forgets what is before the first row that was not handed out.
+// advance moves first past the delivered rows, and drops the words before it.
 func (u *undone) advance() {
 	u.first, _ = u.next(u.first)
 	if n := min((u.first-u.base)>>6, int64(len(u.done))); n > 0 {
@@ -252,10 +282,12 @@ func (u *undone) advance() {
 	u.base = u.first &^ 63
 }
 
-// run leaves out skip undelivered rows, and takes the next take ones.
+// run skips some undelivered rows, and then takes some. Both count undelivered rows only,
+// so that a batch that follows its predecessor's gaps is short.
 type run struct{ skip, take int64 }
 
-// runs says which rows a batch takes, in ascending order, as runs, and counts them as handed out.
+// runs returns the rows of a batch as runs, and marks them as delivered. seqs ascend and
+// are undelivered.
 func (u *undone) runs(seqs []int64) []run {
 	var list []run
 	at := u.first
@@ -274,10 +306,11 @@ func (u *undone) runs(seqs []int64) []run {
 	return list
 }
 
-// apply hands the rows of runs out, and calls emit with them, in ranges.
+// apply marks the rows of runs as delivered, and calls emit with ranges [from, to) of
+// them in ascending order. It is the inverse of runs.
 func (u *undone) apply(list []run, emit func(from, to int64)) {
 	at := u.first
-	var taken []int64 // ranges, by their ends
+	var taken []int64 // pairs: the beginning and end of each range
 	for _, r := range list {
 		for _, part := range []struct {
 			n    int64
@@ -295,6 +328,8 @@ func (u *undone) apply(list []run, emit func(from, to int64)) {
 			}
 		}
 	}
+	// Rows in order may be millions, from one record's count. Marking each of them would
+	// take a bit and a step for each.
 	if len(list) == 1 && list[0].skip == 0 { // in order, which may be very many rows
 		u.first = at
 		u.advance()
@@ -309,11 +344,12 @@ func (u *undone) apply(list []run, emit func(from, to int64)) {
 }
 
 const (
-	asRuns   = 0 // pairs of integers: what is left out, what is taken
-	asBitmap = 1 // a bit for each row that was not handed out before, from the first on
+	asRuns   = 0 // pairs of integers: rows skipped, rows taken
+	asBitmap = 1 // a bit for each undelivered row, from the first on
 )
 
-// encodeRuns returns runs as bytes, the shorter way.
+// encodeRuns returns runs in the shorter of the two forms. A batch that takes every other
+// row is shorter as a bitmap, one that takes a few blocks is shorter as runs.
 func encodeRuns(list []run) []byte {
 	b := []byte{asRuns}
 	var rows int64
@@ -338,7 +374,9 @@ func encodeRuns(list []run) []byte {
 	return m
 }
 
-// decodeRuns is the inverse of encodeRuns.
+// decodeRuns is the inverse of encodeRuns. Bytes that encodeRuns cannot have written are
+// a schema.ErrDataLoss. Integers are bounded, so that a damaged record cannot make apply
+// loop for years.
 func decodeRuns(b []byte) (list []run, err error) {
 	broken := fmt.Errorf("%w: runs of %d bytes in the record of what was served", schema.ErrDataLoss, len(b))
 	if len(b) == 0 || b[0] > asBitmap {

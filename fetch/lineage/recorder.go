@@ -9,37 +9,43 @@ import (
 	"bowstring/schema"
 )
 
-// Batch is what a stream hands out.
+// Batch is a batch that a stream delivers.
 type Batch struct {
 	Rows int64
-	// Seqs are the rows' numbers in what the stream's ticket covers, counted in the plan's order from its step and row;
-	// in ascending order. nil says that they are the first ones that were not handed out before.
+	// Seqs are the numbers of the batch's rows among the rows that the stream's ticket
+	// covers, counted in plan order from its step and row. They ascend. nil stands for
+	// the first undelivered rows.
 	Seqs []int64
-	// Faults are those of the batch; their rows count from its beginning.
+	// Faults are the samples of the batch that could not be read. Their Row counts from
+	// the beginning of the batch.
 	Faults []Fault
-	// Next is the ticket that goes on after it.
+	// Next is the ticket that resumes the stream after the batch.
 	Next schema.Ticket
 }
 
-// Recorder records a stream. It is safe for concurrent use; a nil Recorder records nothing.
+// Recorder records one stream. It is safe for concurrent use; a nil Recorder records
+// nothing. It holds no file open, so it needs no Close.
 type Recorder struct {
 	log  *Log
-	head Head // with the ticket that the next piece begins with
+	head Head // with the ticket at which the next piece begins
 
-	mu      sync.Mutex
-	loose   bool
-	rest    undone   // of a loose order
-	in      *segment // of the piece; nil between pieces
+	mu    sync.Mutex
+	loose bool     // the stream may deliver rows out of plan order
+	rest  undone   // the undelivered rows, if loose
+	in    *segment // the file of the current piece; nil between pieces
+	// The current piece: its number, and the offset of the record whose count is
+	// overwritten for rows in order.
 	piece   uint32
-	home    int64 // the record in whose header rows in order are counted
-	counted int64 // rows counted there
-	rows    int64 // of the piece
-	bytes   int64 // of its deviations
-	refuse  bool  // its ticket is too long to be recorded
+	home    int64 // offset of that record
+	counted int64 // that count
+	rows    int64 // rows that the piece has delivered
+	bytes   int64 // size of its deviations and faults
+	refuse  bool  // its head is larger than a record may be, so the stream is not recorded
 }
 
-// Begin begins to record a stream. The request of its ticket holds the restriction of its
-// caller. Nothing is written before the stream has delivered rows.
+// Begin begins to record a stream. The request of its ticket has the restriction of its
+// caller. Nothing is written before the stream delivers rows, so that a stream that is
+// opened and closed leaves no record.
 func (l *Log) Begin(h Head) *Recorder {
 	if l == nil {
 		return nil
@@ -54,7 +60,9 @@ func (l *Log) Begin(h Head) *Recorder {
 	return r
 }
 
-// Batch records a batch, before it is sent. It never fails: what cannot be written is missing in the record.
+// Batch records a batch. The stream calls it before it sends the batch, so that the
+// record has every row that a client may have received. It never fails: rows that cannot
+// be written are missing in the record, and the next piece begins after them.
 func (r *Recorder) Batch(b Batch) {
 	if r == nil {
 		return
@@ -81,7 +89,9 @@ func (r *Recorder) Batch(b Batch) {
 	r.head.Ticket = b.Next
 }
 
-// movesLocked is how a batch deviates from the plan's order, nil if it does not. The rows count as handed out.
+// movesLocked returns how a batch deviates from plan order, nil if it does not. It marks
+// the rows as delivered even if nothing is written, because later batches count from
+// them.
 func (r *Recorder) movesLocked(b *Batch) []byte {
 	switch {
 	case !r.loose:
@@ -97,7 +107,8 @@ func (r *Recorder) movesLocked(b *Batch) []byte {
 	return encodeRuns(list)
 }
 
-// writeLocked writes a batch down.
+// writeLocked writes a batch. It begins a new piece if there is none, if the piece has
+// too many deviations, or if another file is current.
 func (r *Recorder) writeLocked(b *Batch, moves []byte) error {
 	if r.in == nil || r.bytes > r.log.opts.PieceBytes || !r.log.isCurrent(r.in) {
 		if err := r.beginLocked(); err != nil {
@@ -105,7 +116,7 @@ func (r *Recorder) writeLocked(b *Batch, moves []byte) error {
 		}
 	}
 	err := r.addLocked(b, moves)
-	if errors.Is(err, errMoved) { // it has no room for this
+	if errors.Is(err, errMoved) { // the file has no room for the batch
 		if err = r.beginLocked(); err == nil {
 			err = r.addLocked(b, moves)
 		}
@@ -113,7 +124,7 @@ func (r *Recorder) writeLocked(b *Batch, moves []byte) error {
 	return err
 }
 
-// beginLocked begins a piece.
+// beginLocked begins a piece with a head. The piece's rows count from the head's ticket.
 func (r *Recorder) beginLocked() error {
 	body, err := json.Marshal(&r.head)
 	if err != nil {
@@ -131,6 +142,9 @@ func (r *Recorder) beginLocked() error {
 	return nil
 }
 
+// addLocked adds a batch to the piece. Faults come first and the rows last: if the
+// process is killed between them, a reader drops the faults of rows that were not
+// recorded.
 func (r *Recorder) addLocked(b *Batch, moves []byte) error {
 	if len(b.Faults) > 0 {
 		list := make([]Fault, len(b.Faults))

@@ -10,26 +10,32 @@ import (
 	"bowstring/schema"
 )
 
-// Query says what a look into the record is for.
+// Query selects what Search returns. Its functions are called in the goroutine that calls
+// Search.
 type Query struct {
-	// Match selects the streams whose pieces are returned. nil: none.
+	// Match selects the streams whose pieces are returned. If it is nil, none are.
 	Match func(*Head) bool
 	// Sum returns where to add up the rows that a piece has delivered, or nil to leave
 	// the piece out. Summed pieces are not kept. Sum itself may be nil.
 	Sum func(*Head) *int64
 	// MaxBytes is what the pieces that are returned may take in memory; 0 is no bound.
 	MaxBytes int64
-	// Turn runs what takes a processor for some milliseconds, when it may; nil runs it at once.
+	// Turn runs a function that uses a CPU for some milliseconds, when a CPU may be used
+	// for it. If Turn is nil, the function runs at once.
 	Turn func(func() error) error
 }
 
-// atOnce is how many bytes of the record are gone through in a turn.
+// atOnce is how many bytes of the record are parsed in one turn: about a millisecond, so
+// that streams on the same CPU do not wait long.
 const atOnce = 1 << 20
 
-// Search goes through the record, and returns the pieces that a query names in the order in which their streams were
-// begun. It has one file in memory at a time, and so do all looks together. It ends with ctx, and with schema.ErrLimit
-// where the pieces take too much. The memory of the pieces is the caller's.
+// Search reads the record, and returns the pieces that a query selects, ordered by the
+// beginning of their streams. All searches together hold one file in memory. Search ends
+// when ctx does, with its cause. If the pieces take more than Query.MaxBytes, the error
+// is a schema.ErrLimit. The caller owns the pieces.
 func (l *Log) Search(ctx context.Context, q Query) ([]*Piece, error) {
+	// Files that are begun after this are not searched. A file that is removed meanwhile
+	// counts as empty.
 	l.mu.Lock()
 	list := slices.Clone(l.list)
 	l.mu.Unlock()
@@ -50,13 +56,14 @@ func (l *Log) Search(ctx context.Context, q Query) ([]*Piece, error) {
 	return search.all, nil
 }
 
-// search is one that is under way.
+// search is a search in progress. One goroutine uses it.
 type search struct {
 	Query
 	all   []*Piece
-	bytes int64
+	bytes int64 // about what the pieces take in memory
 }
 
+// newSearch returns a search that has found nothing.
 func newSearch(q Query) *search {
 	if q.Turn == nil {
 		q.Turn = func(f func() error) error { return f() }
@@ -64,14 +71,15 @@ func newSearch(q Query) *search {
 	return &search{Query: q}
 }
 
-// read reads a file; none of it once it is gone.
+// read returns the pieces of one file that match; none if the file was removed.
 func (s *segment) read(match func(*Head) bool) ([]*Piece, error) {
 	l := newSearch(Query{Match: match})
 	err := l.through(context.Background(), s)
 	return l.all, err
 }
 
-// through reads a file and takes its records. A piece is stored in one file.
+// through adds the records of one file to the search. A piece is stored in one file, so
+// nothing is carried over to the next.
 func (l *search) through(ctx context.Context, s *segment) error {
 	rest, err := s.content()
 	if err != nil {
@@ -94,20 +102,24 @@ func (l *search) through(ctx context.Context, s *segment) error {
 			return err
 		})
 	}
+	// Faults are written before the rows of their batch. If the batch was not recorded,
+	// they are dropped.
 	for _, p := range l.all[from:] { // what was noted of a batch that was not
 		p.Faults = slices.DeleteFunc(p.Faults, func(f Fault) bool { return f.Row >= p.Rows })
 	}
 	return err
 }
 
-// fileSearch is what is found in one file.
+// fileSearch is the state of a search within one file. Records refer to their piece by
+// its number, which is unique within a file only.
 type fileSearch struct {
 	*search
 	pieces map[uint32]*Piece // by number
-	sums   map[uint32]*int64
+	sums   map[uint32]*int64 // where the rows of each summed piece are added up
 }
 
-// take takes a record in.
+// take adds a record to the search. Records of pieces that the query does not select are
+// skipped without being decoded.
 func (l *fileSearch) take(rec *record) error {
 	if rec.kind == kindHead {
 		return l.head(rec)
@@ -131,7 +143,7 @@ func (l *fileSearch) take(rec *record) error {
 		}
 		if p != nil {
 			p.Rows += rows
-			p.steps = append(p.steps, moved{slices.Clone(rec.body), rec.count}) // and not all of the file
+			p.steps = append(p.steps, moved{slices.Clone(rec.body), rec.count}) // a copy: a slice would keep the whole file in memory
 			return l.kept(int64(len(rec.body)) + stepBytes)
 		}
 	case kindFaults:
@@ -148,7 +160,8 @@ func (l *fileSearch) take(rec *record) error {
 	return nil
 }
 
-// head takes the beginning of a piece in.
+// head adds the head of a piece to the search, if the query selects it. A head's count is
+// rows in order, like that of moves.
 func (l *fileSearch) head(rec *record) error {
 	p := &Piece{}
 	if err := json.Unmarshal(rec.body, &p.Head); err != nil {
@@ -169,15 +182,15 @@ func (l *fileSearch) head(rec *record) error {
 	return l.kept(textFactor*int64(len(rec.body)) + headBytes)
 }
 
-// Memory that a piece takes in addition to its bytes in the file, and how much larger
-// these are once decoded.
+// Estimates of the memory that a piece takes: in addition to the bytes of its records,
+// and how many times larger JSON is once it is decoded.
 const (
 	headBytes  = 1024
 	stepBytes  = 64
 	textFactor = 4
 )
 
-// kept counts what is kept in memory.
+// kept counts memory of the pieces. More than the query allows is a schema.ErrLimit.
 func (l *search) kept(n int64) error {
 	if l.bytes += n; l.MaxBytes > 0 && l.bytes > l.MaxBytes {
 		return fmt.Errorf("%w: what is on record takes more than %d bytes of memory; ask for less: one job, one epoch, "+
@@ -186,7 +199,9 @@ func (l *search) kept(n int64) error {
 	return nil
 }
 
-// content is what a file holds now.
+// content returns the bytes of a file as they are now; nil if the file was removed. It
+// copies the file, so that the file may be removed while the search goes on. The last
+// record may be incomplete, because streams write meanwhile.
 func (s *segment) content() ([]byte, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -205,25 +220,28 @@ func (s *segment) content() ([]byte, error) {
 	return b[:n], err
 }
 
-// Piece is a part of what a stream has handed out.
+// Piece is a part of the rows that a stream has delivered: those between two heads.
 type Piece struct {
 	Head   Head
-	Rows   int64 // handed out
+	Rows   int64 // delivered
 	Faults []Fault
 
 	steps []moved
 }
 
-// moved is a batch, and rows in order after it.
+// moved is a batch that deviates, and the rows in order after it.
 type moved struct {
-	runs  []byte // nil for none
+	runs  []byte // as encodeRuns returns them; nil for none
 	count int64
 }
 
-// Range is rows of a piece by their numbers, [From, To), in the plan's order from the step and row of its ticket.
+// Range is a range of rows, [From, To), numbered in plan order from the step and row of
+// the piece's ticket.
 type Range struct{ From, To int64 }
 
-// Served returns which rows were handed out as those from from on and before to: in their order.
+// Served returns the rows that the piece delivered as its from-th up to, but not
+// including, its to-th. The ranges are in the order of delivery. For a stream out of plan
+// order it replays the piece from its beginning.
 func (p *Piece) Served(from, to int64) ([]Range, error) {
 	to = min(to, p.Rows)
 	if mode, _ := p.Head.Ticket.OrderOf(); mode == schema.OrderStrict {
