@@ -10,7 +10,8 @@ import (
 // prefix is what the names of all metrics of Bowstring's own begin with.
 const prefix = "bowstring_"
 
-// metric is one that is made of counters when they are asked for.
+// metric is the definition of a metric that is made from counters during a scrape. It is
+// immutable, and lives as long as the process.
 type metric struct {
 	name   string
 	kind   prometheus.ValueType
@@ -19,16 +20,19 @@ type metric struct {
 	desc   *prometheus.Desc
 }
 
-// Metric describes a metric for documents.
+// Metric describes a metric for the documentation. Kind is gauge, counter or histogram.
 type Metric struct {
 	Name, Kind string
 	Labels     []string
 	Help       string
 }
 
-// all lists the metrics in the order they are documented.
+// all lists the metrics in the order in which they are documented. Only the
+// initialization of this package appends to it, so that it needs no lock.
 var all []*metric
 
+// define registers a metric under its full name. It builds the Desc once, because NewDesc
+// validates and hashes the labels at each call.
 func define(kind prometheus.ValueType, name, help string, labels ...string) *metric {
 	m := &metric{name: prefix + name, kind: kind, labels: labels, help: help}
 	m.desc = prometheus.NewDesc(m.name, help, labels, nil)
@@ -44,12 +48,14 @@ func counter(name, help string, labels ...string) *metric {
 	return define(prometheus.CounterValue, name, help, labels...)
 }
 
-// histogram is kept as UntypedValue: what it holds is made by others.
+// histogram defines a histogram. Its kind is UntypedValue, because the values come from
+// elsewhere and client_golang has no ValueType for histograms.
 func histogram(name, help string, labels ...string) *metric {
 	return define(prometheus.UntypedValue, name, help, labels...)
 }
 
-// Catalog describes all metrics of Bowstring's own.
+// Catalog describes all metrics that Bowstring itself defines, in the order of the
+// documentation. The metrics of the Go runtime and of the process are not among them.
 func Catalog() []Metric {
 	kinds := map[prometheus.ValueType]string{prometheus.GaugeValue: "gauge", prometheus.CounterValue: "counter",
 		prometheus.UntypedValue: "histogram"}
@@ -60,7 +66,8 @@ func Catalog() []Metric {
 	return list
 }
 
-// Markdown is the catalog as a table.
+// Markdown returns the catalog as a table of the documentation. A test compares the
+// documentation with it.
 func Markdown() string {
 	var b strings.Builder
 	b.WriteString("| metric | labels | |\n|---|---|---|\n")
@@ -75,6 +82,8 @@ func Markdown() string {
 }
 
 // The counters of a server, its engine, its spill and its store.
+// The names are an interface: dashboards, rules and the documentation use them. Units are
+// in the names, in base units, as Prometheus recommends.
 var (
 	buildInfo     = gauge("build_info", "1; the labels say what was built.", "version", "go_version")
 	draining      = gauge("draining", "1 while the server takes no new calls and waits for streams to end, else 0.")

@@ -1,15 +1,17 @@
-// Package metrics shows what a server counts as Prometheus metrics: a collector that
-// reads the counters of server, engine, spill and store when it is scraped, so that
-// streams pay nothing for it, and a few histograms, which need an observation for each
-// call.
+// Package metrics exports the counters of a server as Prometheus metrics. A collector
+// reads the counters of server, engine, spill and store during a scrape, so that streams
+// pay nothing for it. A few histograms need an observation for each call.
 //
-// It is below cmd because it reads the counters of all packages, and only cmd may import
-// flight. Package admin serves the metrics. docs/operating/mend.md explains them to operators,
-// and deploy has the rules and dashboards that query them.
+// This package is below cmd because it reads the counters of all packages, and only cmd
+// may import flight. Package admin serves the metrics. docs/operating/mend.md explains
+// them to operators, and deploy has the rules and dashboards that query them.
 //
-// The number of series is bounded, whatever clients do: a label with values from clients
-// has a fixed number of values by name, and the rest is added up as "other". See
+// The number of series is bounded, whatever clients do. A label with values from clients
+// has a fixed number of values by name, and the other values are added up as "other". See
 // [capped].
+//
+// Begin reading at [Collector.Collect]. The file catalog.go names all metrics with their
+// help texts, and sink.go maps the statistics to them.
 package metrics
 
 import (
@@ -33,35 +35,47 @@ import (
 )
 
 const (
-	// maxJobs and maxDatasets are how many have series of their own.
+	// maxJobs, maxDatasets and maxBuckets limit the names that have series of their own.
+	// A job has 11 series, a dataset 5 and a bucket 12, so that the three together stay
+	// below 2,000 series.
 	maxJobs     = 100
 	maxDatasets = 50
 	maxBuckets  = 50
 )
 
-// Options say what a Collector shows. Stats and Times must be set.
+// Options configure a Collector. Stats and Times must be set. The functions are called
+// during each scrape, from the goroutine of the scrape, and must be safe for concurrent
+// use. None of them may block, because Prometheus counts a slow scrape as a failed one.
 type Options struct {
+	// Stats returns the server's statistics, the same as the stats action returns. The
+	// Collector only reads them.
 	Stats func() flight.Stats
+	// Times returns the latency histograms of reads, one for each tier.
 	Times func() []fetch.Times
 	// Collections counts collections; nil if there are none.
 	Collections *Collections
-	// Certificates returns when the certificates end that are presented to
-	// clients, by listener; nil if there are none.
+	// Certificates returns when the certificates that clients see expire, by listener. It
+	// is nil if the server presents none.
 	Certificates func() map[string]time.Time
-	// AdminGuesses counts wrong tokens of the admin listener, and requests that it refused unheard; nil if there is
-	// none.
+	// AdminGuesses counts requests of the admin listener with a wrong token, and requests
+	// that the listener refused without a look at the token. It is nil if there is no
+	// such listener.
 	AdminGuesses func() (wrong, limited int64)
-	// Sources returns what is read that says which callers come in and what they may do, and whether it cannot be read
-	// just now; nil if there is nothing.
+	// Sources returns the sources of authentication and policy by name, and whether the
+	// last attempt to read each of them failed. It is nil if the server has no such
+	// source.
 	Sources func() map[string]bool
-	// Cluster returns what the server is in its cluster, nil if it is in none; it may be nil itself.
+	// Cluster returns the state of this node in its cluster. The function itself, and its
+	// result, are nil if the server is not in a cluster.
 	Cluster func() *Cluster
-	// MemoryLimit is what the process may use, in bytes; 0 if that is not known.
+	// MemoryLimit is the number of bytes that the process may use. It is 0 if the limit
+	// is unknown.
 	MemoryLimit int64
-	// Version and GoVersion say what was built.
+	// Version and GoVersion are the labels of the metric build_info.
 	Version, GoVersion string
 }
 
+// cluster calls Cluster if it is set. Its result is nil outside of a cluster.
 func (o *Options) cluster() *Cluster {
 	if o.Cluster == nil {
 		return nil
@@ -69,6 +83,8 @@ func (o *Options) cluster() *Cluster {
 	return o.Cluster()
 }
 
+// check returns a *schema.FieldError if a function is missing without which no scrape can
+// work. Otherwise the first scrape would panic, long after the mistake.
 func (o *Options) check() error {
 	if o.Stats == nil || o.Times == nil {
 		return &schema.FieldError{Field: "Stats, Times", Got: "none", Want: "what to show"}
@@ -76,15 +92,21 @@ func (o *Options) check() error {
 	return nil
 }
 
-// Collector is a prometheus.Collector of what a server has counted, and a flight.Observer
-// that makes histograms of the calls it observes. It is safe for concurrent use. It owns
-// nothing of what it reads.
+// Collector is a prometheus.Collector for the counters of a server. It is also a
+// flight.Observer, and makes histograms of the calls that it observes. It is safe for
+// concurrent use. It owns none of the counters that it reads.
 type Collector struct {
+	// calls has a histogram for each method and status code, and first has the times to
+	// the first batch. Both are safe for concurrent use by themselves.
 	opts  Options
 	calls *prometheus.HistogramVec
 	first prometheus.Histogram
 
-	mu       sync.Mutex
+	// mu also serializes the part of Collect that uses the capped names. Two scrapes at
+	// once would otherwise add an increase to the rest twice.
+	mu sync.Mutex
+	// handles caches the observers of calls. WithLabelValues hashes the labels and
+	// formats the code for each call; the map does neither.
 	handles  map[call]prometheus.Observer // guarded by mu
 	jobs     capped                       // guarded by mu
 	datasets capped                       // guarded by mu
@@ -102,6 +124,10 @@ func New(opts Options) (*Collector, error) {
 	if err := opts.check(); err != nil {
 		return nil, err
 	}
+	// Each histogram has two forms. Scrapers that know native histograms get buckets at
+	// most 10 % apart. The few classic buckets serve the others. If a native histogram
+	// exceeds 100 buckets, client_golang may reset it, but not more often than once an
+	// hour; before that it makes the buckets wider.
 	about := func(m *metric, least, factor float64, n int) prometheus.HistogramOpts {
 		return prometheus.HistogramOpts{
 			Name: m.name, Help: m.help, Buckets: prometheus.ExponentialBuckets(least, factor, n),
@@ -134,7 +160,9 @@ func (c *Collector) Ended(ctx context.Context, method string, code codes.Code, t
 // FirstBatch implements flight.Observer.
 func (c *Collector) FirstBatch(ctx context.Context, took time.Duration) { observe(ctx, c.first, took) }
 
-// observe adds to a histogram, with an exemplar where the call is traced.
+// observe adds a duration to a histogram. If the call is traced and the trace is sampled,
+// it adds the trace as an exemplar. Traces that are not sampled are left out, because the
+// link from a dashboard would lead to no trace.
 func observe(ctx context.Context, h prometheus.Observer, took time.Duration) {
 	span := trace.SpanContextFromContext(ctx)
 	if e, ok := h.(prometheus.ExemplarObserver); ok && span.IsSampled() {
@@ -144,6 +172,7 @@ func observe(ctx context.Context, h prometheus.Observer, took time.Duration) {
 	h.Observe(took.Seconds())
 }
 
+// exemplar returns the labels of an exemplar, by which a dashboard finds the trace.
 func exemplar(t trace.TraceID, s trace.SpanID) prometheus.Labels {
 	return prometheus.Labels{"trace_id": t.String(), "span_id": s.String()}
 }
@@ -155,7 +184,9 @@ func (c *Collector) Describe(ch chan<- *prometheus.Desc) {
 	}
 }
 
-// Collect implements prometheus.Collector.
+// Collect implements prometheus.Collector. All metrics of a scrape come from one call of
+// Stats, so that they are consistent with each other: a rate of hits and a rate of misses
+// cover the same interval.
 func (c *Collector) Collect(to chan<- prometheus.Metric) {
 	ch, st := sink(to), c.opts.Stats()
 	c.calls.Collect(ch)
@@ -170,6 +201,7 @@ func (c *Collector) Collect(to chan<- prometheus.Metric) {
 		ch <- newTimes(t)
 	}
 	ch.store(&st)
+	// The capped names below keep state from scrape to scrape. See mu.
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.collectJobs(ch, st.Engine.Jobs)
@@ -179,6 +211,8 @@ func (c *Collector) Collect(to chan<- prometheus.Metric) {
 		c.collectDatasets(ch, st.Engine.Spill.Datasets)
 	}
 	c.opts.Collections.collect(ch)
+	// Optional parts of a server send no series if they are absent, so that an alert on a
+	// missing cluster or ring does not fire on a server without one.
 	if cluster := c.opts.cluster(); cluster != nil {
 		ch.cluster(cluster)
 		ch.send(fellBack, float64(st.Engine.FellBack))
@@ -203,7 +237,9 @@ func (c *Collector) Collect(to chan<- prometheus.Metric) {
 	}
 }
 
-// collectJobs shows the jobs that run. Two of one plan, of which one began anew, are one here.
+// collectJobs sends the metrics of the jobs that run. Two jobs may have one name, if one
+// of them began again while the other still ran. They have one series: their counters and
+// streams are added up, and epoch, progress and time are those of the later one.
 func (c *Collector) collectJobs(ch sink, jobs []fetch.JobStats) {
 	tiers := []string{"window", "spill", "peer", "store"}
 	byName := map[string]int{}
@@ -227,6 +263,8 @@ func (c *Collector) collectJobs(ch sink, jobs []fetch.JobStats) {
 		byName[j.Job] = len(items)
 		items = append(items, item{name: j.Job, counters: counters, gauges: gauges, labels: []string{j.Dataset}})
 	}
+	// Epoch, progress and remaining time of jobs that share the series "other" cannot be
+	// added up. They are sent for jobs with series of their own only.
 	own, rest, n := c.jobs.split(items, 2*len(tiers), 4)
 	for _, it := range own {
 		labels := []string{labelOf(it.name), it.labels[0]}
@@ -234,6 +272,8 @@ func (c *Collector) collectJobs(ch sink, jobs []fetch.JobStats) {
 		ch.send(jobProgress, it.gauges[2], labels...)
 		ch.send(jobLeft, it.gauges[3], labels...)
 	}
+	// The rest is sent as long as one of its counters is above 0, even if no such job
+	// runs any more. A counter that disappears and returns would look like a reset.
 	if n > 0 || slices.ContainsFunc(rest.counters, func(v float64) bool { return v > 0 }) {
 		rest.labels = []string{other}
 		own = append(own, rest)
@@ -251,6 +291,8 @@ func (c *Collector) collectJobs(ch sink, jobs []fetch.JobStats) {
 	}
 }
 
+// collectDatasets sends the spill's metrics of snapshots. The map has no order, so that
+// the snapshots are sorted first: if series are free, the most read snapshots get them.
 func (c *Collector) collectDatasets(ch sink, sets map[string]fetch.SpillDataset) {
 	items := make([]item, 0, len(sets))
 	for name, d := range sets {
@@ -259,7 +301,7 @@ func (c *Collector) collectDatasets(ch sink, sets map[string]fetch.SpillDataset)
 			counters: []float64{float64(d.Hits), float64(d.Misses), float64(d.Stored), float64(d.Evicted)},
 		})
 	}
-	slices.SortFunc(items, func(a, b item) int { // who gets a place, where there is one: who is asked for most
+	slices.SortFunc(items, func(a, b item) int {
 		return cmp.Or(cmp.Compare(b.counters[0]+b.counters[1], a.counters[0]+a.counters[1]),
 			cmp.Compare(a.name, b.name))
 	})
@@ -278,7 +320,9 @@ func (c *Collector) collectDatasets(ch sink, sets map[string]fetch.SpillDataset)
 	}
 }
 
-// collectObjects shows what is asked of buckets.
+// collectObjects sends the metrics of requests to buckets, first by bucket and then by
+// tenant. A tenant's figures are summed over all buckets. The tenants are not capped
+// here, because package object itself limits them.
 func (c *Collector) collectObjects(ch sink, list []object.Usage) {
 	items := make([]item, 0, len(list))
 	byURL := make(map[string]*object.Usage, len(list))
@@ -286,6 +330,8 @@ func (c *Collector) collectObjects(ch sink, list []object.Usage) {
 	for i := range list {
 		u := &list[i]
 		byURL[u.Bucket] = u
+		// A bucket has a limit for each prefix and class that it throttled. Waiting is
+		// summed over them, because the prefixes are as many as the bucket's layout has.
 		var waiting, waited float64
 		for _, l := range u.Limits {
 			waiting += float64(l.Waiting)
@@ -341,7 +387,9 @@ func (c *Collector) collectObjects(ch sink, list []object.Usage) {
 	}
 }
 
-// firstByte sends a classic histogram of each fourth doubling.
+// firstByte sends the times to the first byte of a bucket as a classic histogram. Its
+// bounds are the finer buckets' bounds at each second power of two. The last of the finer
+// buckets has no bound of its own: its times are in +Inf alone.
 func (ch sink) firstByte(bucket string, f *object.FirstBytes) {
 	bounds, sum := map[float64]uint64{}, uint64(0)
 	for i, n := range f.Counts {
@@ -357,22 +405,25 @@ func (ch sink) firstByte(bucket string, f *object.FirstBytes) {
 	ch <- one
 }
 
-// Collections counts the collections of garbage that a server makes by itself. A
-// nil Collections counts nothing. It is safe for concurrent use.
+// Collections counts the garbage collections that a server runs by itself. A nil
+// Collections counts nothing. It is safe for concurrent use. The maintenance goroutine
+// writes it, and scrapes read it.
 type Collections struct {
 	every                   time.Duration
 	last                    atomic.Int64 // Unix nanoseconds
 	done, failed, elsewhere atomic.Int64
 }
 
-// NewCollections returns the account of a server that collects that often.
+// NewCollections returns the counters of a server that collects garbage once in every.
+// Until the first collection the last success is the start of the server. With 0 an alert
+// on the age of the last success would fire right after each start.
 func NewCollections(every time.Duration) *Collections {
 	c := &Collections{every: every}
 	c.last.Store(time.Now().UnixNano())
 	return c
 }
 
-// Done counts a collection that came to its end.
+// Done counts a collection that completed, and sets the time of the last success.
 func (c *Collections) Done() {
 	if c == nil {
 		return
@@ -381,21 +432,24 @@ func (c *Collections) Done() {
 	c.last.Store(time.Now().UnixNano())
 }
 
-// Elsewhere counts one that was not made, as another server was at it, or the store was
-// away. The metrics of all servers of a store show which.
+// Elsewhere counts a collection that this server skipped, because another server was
+// collecting or the store was unavailable. The metrics of all servers of a store together
+// show which of them collected.
 func (c *Collections) Elsewhere() {
 	if c != nil {
 		c.elsewhere.Add(1)
 	}
 }
 
-// Failed counts one that failed.
+// Failed counts a collection that returned an error.
 func (c *Collections) Failed() {
 	if c != nil {
 		c.failed.Add(1)
 	}
 }
 
+// collect sends the counters. A server that never collects sends an interval of 0, so
+// that an alert can distinguish it from a server whose collections fail.
 func (c *Collections) collect(ch sink) {
 	if c == nil {
 		ch.send(collectEvery, 0)
@@ -409,33 +463,40 @@ func (c *Collections) collect(ch sink) {
 	}
 }
 
-// Cluster is what a server is in its cluster, and what went on between it and other nodes.
+// Cluster is the state of a server in its cluster, and its traffic with other nodes. It
+// is a copy: the Collector may read it without a lock.
 type Cluster struct {
 	Name, Node, Zone string
-	View             string // names who owns what, as this node has it; "" where it does not know
+	View             string // identifies the assignment of keys to owners, as this node sees it; "" if it has none
 	Members          int
-	Share            float64
-	Read             time.Time // when the leases were last read
-	Failed           bool      // they could not be since
+	// Share is the share of all keys that this node owns, from 0 to 1.
+	Share  float64
+	Read   time.Time // when the leases were last read
+	Failed bool      // whether a later attempt to read them failed
 
-	Up, Down, Silent, InFlight int64 // ways to other nodes, and blobs asked for by them
+	Up, Down, Silent, InFlight int64 // links to other nodes by state, and blobs being requested from them
 	// Peers and Sent are by class: [SameZone] and [OtherZone].
 	Peers map[string]Peers
 	Sent  map[string]Sent
 }
 
-// Classes of other nodes.
+// SameZone and OtherZone are the classes of other nodes. Traffic between zones costs
+// money at cloud providers, traffic within a zone does not.
 const (
 	SameZone  = "zone"
 	OtherZone = "far"
 )
 
-// Peers count what this node asked others for.
+// Peers counts the blobs that this node requested from others. Asked is the requests,
+// Answered those that brought a blob of Bytes in total, Refused those that failed.
 type Peers struct{ Asked, Answered, Bytes, Refused int64 }
 
-// Sent count what this node sent others.
+// Sent counts the blobs that this node sent to others. Refused is the requests that it
+// could not answer with a blob.
 type Sent struct{ Blobs, Bytes, Refused int64 }
 
+// cluster sends the metrics of a cluster. Both classes are always sent, also with 0: a
+// counter that appears with its first increase would hide that increase from rate().
 func (ch sink) cluster(c *Cluster) {
 	ch.send(clusterInfo, 1, c.Name, c.Node, c.Zone, c.View)
 	ch.send(clusterMembers, float64(c.Members))

@@ -15,9 +15,11 @@ import (
 	"bowstring/flight"
 )
 
-// sink takes the metrics of one scrape.
+// sink receives the metrics of one scrape. It belongs to the goroutine that collects.
 type sink chan<- prometheus.Metric
 
+// send sends one value. A wrong number of labels, or a label that is not UTF-8, becomes
+// an invalid metric: the scrape then reports the error, and the process goes on.
 func (ch sink) send(m *metric, v float64, labels ...string) {
 	one, err := prometheus.NewConstMetric(m.desc, m.kind, v, labels...)
 	if err != nil {
@@ -26,10 +28,12 @@ func (ch sink) send(m *metric, v float64, labels ...string) {
 	ch <- one
 }
 
+// seconds sends a number of nanoseconds in seconds, the base unit of Prometheus.
 func (ch sink) seconds(m *metric, nanos int64, labels ...string) {
 	ch.send(m, time.Duration(nanos).Seconds(), labels...)
 }
 
+// truth sends 1 for true and 0 for false.
 func (ch sink) truth(m *metric, is bool, labels ...string) {
 	v := 0.0
 	if is {
@@ -38,7 +42,7 @@ func (ch sink) truth(m *metric, is bool, labels ...string) {
 	ch.send(m, v, labels...)
 }
 
-// at sends a time, 0 for none.
+// at sends a time in seconds since 1970. The zero time is sent as 0.
 func (ch sink) at(m *metric, t time.Time, labels ...string) {
 	v := 0.0
 	if !t.IsZero() {
@@ -47,6 +51,9 @@ func (ch sink) at(m *metric, t time.Time, labels ...string) {
 	ch.send(m, v, labels...)
 }
 
+// server sends the counters of the server and of its tenants. Each kind of stream is sent
+// also with 0, so that a graph has no gap. The server limits the tenants with entries of
+// their own to 64, so that they need no cap here.
 func (ch sink) server(st *flight.Stats) {
 	s := &st.Server
 	ch.truth(draining, s.Draining)
@@ -86,7 +93,7 @@ func (ch sink) server(st *flight.Stats) {
 	}
 }
 
-// shm sends the metrics of memory that the server shares with clients on its node.
+// shm sends the metrics of the memory that the server shares with clients on its node.
 func (ch sink) shm(st *flight.Stats) {
 	s := st.Shm
 	ch.send(ringsNow, float64(s.Rings))
@@ -104,10 +111,10 @@ func (ch sink) shm(st *flight.Stats) {
 	ch.send(ringCopied, float64(s.Copied))
 }
 
-// uses are the labels of what admission.Use counts, in its order.
+// uses are the labels of the counters of admission.Use, in its order.
 var uses = []string{"windows", "uploads", "evaluation", "answers", "manifests", "peer_reads", "operators"}
 
-// operators are those of the engine.
+// operators sends the metrics of the engine's operators.
 func (ch sink) operators(o *fetch.OperatorStats) {
 	ch.send(cellsMade, float64(o.Cells))
 	ch.send(cellsFaulty, float64(o.Faults))
@@ -122,6 +129,8 @@ func (ch sink) operators(o *fetch.OperatorStats) {
 	ch.send(makingWorkers, float64(o.Workers))
 }
 
+// engine sends the counters of the engine. All reasons of reads are sent, also those that
+// have not occurred.
 func (ch sink) engine(e *fetch.Stats) {
 	ch.operators(&e.Operators)
 	ch.send(readBytes, float64(e.ReadBytes), "store")
@@ -151,6 +160,7 @@ func (ch sink) engine(e *fetch.Stats) {
 	ch.send(spanBlobs, float64(e.Spans.Neighbours), "beside")
 	ch.seconds(pathLatency, e.Path.MinLatency*int64(time.Microsecond))
 	ch.send(pathRate, e.Path.BytesPerSec)
+	// A use that this package does not know yet keeps the name that the engine gives it.
 	for i, a := range e.Memory {
 		use := a.Use
 		if i < len(uses) {
@@ -173,6 +183,8 @@ func (ch sink) store(st *flight.Stats) {
 	}
 }
 
+// progress returns the share of its epoch that a job has read. A job without rows has
+// made no progress, which is better than NaN in a graph.
 func progress(j *fetch.JobStats) float64 { return float64(j.Row) / float64(max(j.Rows, 1)) }
 
 func (ch sink) spill(s *fetch.SpillStats) {
@@ -191,12 +203,15 @@ func (ch sink) spill(s *fetch.SpillStats) {
 	ch.truth(spillLost, s.IndexLost)
 }
 
-// other is the label of what has none of its own. Names that could be taken for
-// it, or are empty, are written in brackets.
+// other is the label of names without series of their own. A real name that equals it, or
+// is empty, is written in brackets. See labelOf.
 const other = "other"
 
+// labelOf returns name as the value of a label. Names come from clients. Prometheus
+// rejects a whole scrape that has a label with invalid UTF-8, so that one client could
+// blind the monitoring; invalid bytes are replaced.
 func labelOf(name string) string {
-	name = strings.ToValidUTF8(name, "\uFFFD") // or the whole scrape would fail
+	name = strings.ToValidUTF8(name, "\uFFFD")
 	switch name {
 	case other, "":
 		return "(" + name + ")"
@@ -204,39 +219,44 @@ func labelOf(name string) string {
 	return name
 }
 
-// capped gives a bounded number of names a series of their own, and adds up the others. A
-// name keeps its series as long as it exists, or a counter would jump: the next to come
-// gets a place that became free. For a name without a series, the increase since the last
-// collection is added to the others, which therefore never fall.
+// capped gives a bounded number of names series of their own, and adds up the others. A
+// name keeps its series as long as it exists, because otherwise a counter would jump. If
+// a name with a series disappears, the next new name gets the series. For a name without
+// a series, the increase since the last collection is added to the rest. The rest
+// therefore never falls.
 //
 // It is not safe for concurrent use.
 type capped struct {
+	// most is the limit of own, and constant. The length of rest is constant as well.
 	most  int
-	names map[string]*place // of those that live
-	own   int               // of them, with a series
-	rest  []float64         // counted by those without
+	names map[string]*place // the names of the last collection
+	own   int               // number of names with a series
+	rest  []float64         // sums of the counters of names without a series, disappeared ones included
 }
 
-// place is that of a name.
+// place is the state of one name. It lives as long as the name is in each collection.
 type place struct {
 	own  bool
-	seen []float64 // its counters when they were last added to the rest
-	live bool
+	seen []float64 // values of the last collection, already in the rest; nil for names with a series
+	live bool      // whether the current collection has the name
 }
 
 // item is a name with its counters, all of the same length, and its gauges.
 type item struct {
 	name             string
 	counters, gauges []float64
-	labels           []string // beside the name
+	labels           []string // labels besides the name
 }
 
-// split says which items have series of their own, and what the others amount
-// to: their gauges are of those that live, which are n.
+// split returns the items that have series of their own, and the sum of the others. The
+// rest has the counters of all names that ever were without a series, and the gauges of
+// the n that exist now. All items must have the given numbers of counters and gauges.
 func (c *capped) split(items []item, counters, gauges int) (own []item, rest item, n int) {
 	if c.names == nil {
 		c.names, c.rest = map[string]*place{}, make([]float64, counters)
 	}
+	// Names that have disappeared release their series first. Otherwise a new name in the
+	// same collection would go to the rest although a series is free.
 	for _, p := range c.names {
 		p.live = false
 	}
@@ -258,6 +278,8 @@ func (c *capped) split(items []item, counters, gauges int) (own []item, rest ite
 		p := c.names[it.name]
 		if p == nil {
 			p = &place{own: c.own < c.most}
+			// A new name counts from zero. What it counted before this collection is an
+			// increase of the rest as well.
 			if p.own {
 				c.own++
 			} else {
@@ -273,7 +295,7 @@ func (c *capped) split(items []item, counters, gauges int) (own []item, rest ite
 		for i, v := range it.counters {
 			if v >= p.seen[i] {
 				c.rest[i] += v - p.seen[i]
-			} else { // it began anew
+			} else { // the counter began again, so that all of it is new
 				c.rest[i] += v
 			}
 		}
@@ -286,16 +308,19 @@ func (c *capped) split(items []item, counters, gauges int) (own []item, rest ite
 	return own, rest, n
 }
 
-// classicStep is how many buckets of fetch.Times make one of the classic
-// histogram, whose bounds so are four times as far from each other: 15 µs to 16 s.
+// classicStep is the number of buckets of fetch.Times that make one classic bucket. The
+// finer bounds are 2^(1/8) apart, so that the classic ones are a factor of 4 apart, from
+// 15 µs to 16 s. A classic bucket is a series of its own, and finer ones would cost too
+// many.
 const (
 	classicStep  = 16
 	classicFirst = 4 * 8 // bucket whose upper bound is the first one: 2^-16 s
 	classicLast  = 24 * 8
 )
 
-// times is a fetch.Times as a histogram of both kinds. client_golang makes
-// constant ones of one kind only.
+// times is a fetch.Times as a histogram with native and classic buckets. client_golang's
+// constant histograms have one kind or the other, so that times writes the message
+// itself.
 type times struct{ fetch.Times }
 
 func newTimes(t fetch.Times) prometheus.Metric { return times{t} }
@@ -303,7 +328,8 @@ func newTimes(t fetch.Times) prometheus.Metric { return times{t} }
 // Desc implements prometheus.Metric.
 func (times) Desc() *prometheus.Desc { return readSeconds.desc }
 
-// Write implements prometheus.Metric.
+// Write implements prometheus.Metric. Classic buckets are cumulative by the definition of
+// Prometheus, native buckets are not.
 func (t times) Write(to *dto.Metric) error {
 	h := &dto.Histogram{
 		SampleCount: proto.Uint64(t.Count), SampleSum: proto.Float64(t.Sum.Seconds()),
@@ -324,8 +350,10 @@ func (t times) Write(to *dto.Metric) error {
 	return nil
 }
 
-// native adds the sparse buckets: spans of those that are not empty, and how much
-// each differs from the one before.
+// native adds the native buckets to h. The format is sparse. A span is a run of buckets
+// without gaps between them; its offset is the distance from the end of the span before,
+// and that of the first span is an absolute index. Counts are encoded as differences from
+// the bucket before.
 func (t times) native(h *dto.Histogram) {
 	last, before := -1, int64(0)
 	for i, n := range t.Counts {
@@ -345,12 +373,13 @@ func (t times) native(h *dto.Histogram) {
 		h.PositiveDelta = append(h.PositiveDelta, int64(n)-before)
 		last, before = i, int64(n)
 	}
-	if len(h.PositiveSpan) == 0 { // or it would be taken for a classic one
+	if len(h.PositiveSpan) == 0 { // without a span, a histogram counts as a classic one
 		h.PositiveSpan = []*dto.BucketSpan{{Offset: proto.Int32(0), Length: proto.Uint32(0)}}
 	}
 }
 
-// example is a read in the classic bucket below the bound, nil if there is none.
+// example returns a traced read that belongs to the classic bucket below bound. It is nil
+// if there is none. bound/4 is the bound of the bucket before: see classicStep.
 func (t times) example(bound float64) *dto.Exemplar {
 	for _, e := range t.Examples {
 		s := e.Took.Seconds()

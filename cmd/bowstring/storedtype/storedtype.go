@@ -1,7 +1,9 @@
 // Package storedtype maps Arrow types that Parquet lacks to types that it has, and
-// converts values between the two. The file's ARROW:schema names the original types:
-// pyarrow restores them by it as well. Export uses Stored and Convert, import uses Restored
-// and Convert.
+// converts values between the two. The file's ARROW:schema names the original types.
+// pyarrow restores the types by it as well. Export uses Stored and Convert, import uses
+// Restored and Convert.
+//
+// All functions are pure and safe for concurrent use. Types and arrays are immutable.
 package storedtype
 
 import (
@@ -15,11 +17,13 @@ import (
 	"github.com/apache/arrow/go/v17/arrow/memory"
 )
 
-// millisecondsADay is what a date64 is a multiple of.
+// millisecondsADay is the unit of date64: by Arrow's format each value is a multiple of
+// it.
 const millisecondsADay = 24 * 60 * 60 * 1000
 
-// Stored returns the type in which a Parquet file stores values of type t: t itself, unless
-// Parquet lacks it.
+// Stored returns the type in which a Parquet file stores values of type t. It returns t
+// itself, unless Parquet lacks t. Parquet has no duration, its date has days, and its
+// times and timestamps begin at milliseconds.
 func Stored(t arrow.DataType) arrow.DataType {
 	switch t := t.(type) {
 	case *arrow.DurationType:
@@ -34,7 +38,7 @@ func Stored(t arrow.DataType) arrow.DataType {
 		if t.Unit == arrow.Second {
 			return &arrow.TimestampType{Unit: arrow.Millisecond, TimeZone: t.TimeZone}
 		}
-	case *arrow.FixedSizeListType: // which Parquet's writer takes without nulls only
+	case *arrow.FixedSizeListType: // Parquet's writer accepts these only without nulls
 		f := t.ElemField()
 		f.Type = Stored(f.Type)
 		return arrow.ListOfField(f)
@@ -45,7 +49,8 @@ func Stored(t arrow.DataType) arrow.DataType {
 }
 
 // nested returns a copy of a list or struct type whose inner types are mapped by within.
-// It calls within in the order of the fields.
+// It calls within in the order of the fields, and Restored relies on that. Other nested
+// types, such as maps, are returned as they are.
 func nested(t arrow.NestedType, within func(arrow.DataType) arrow.DataType) arrow.DataType {
 	inner := func(f arrow.Field) arrow.Field {
 		f.Type = within(f.Type)
@@ -68,15 +73,18 @@ func nested(t arrow.NestedType, within func(arrow.DataType) arrow.DataType) arro
 	return t
 }
 
-// Restored returns the type of values that Parquet reads as type read and that the file's
-// ARROW:schema calls said. It is said if the two differ only by what Parquet lacks, and
-// read otherwise: the schema is text that another program may have written wrong.
+// Restored returns the type that values should have after an import. Parquet reads them
+// as type read, and the file's ARROW:schema names the type said. Restored returns said if
+// the two differ only by what Parquet lacks, and read otherwise. The schema is metadata
+// that another program may have written wrong, so that it is never trusted beyond that.
 func Restored(read, said arrow.DataType) arrow.DataType {
 	switch said := said.(type) {
 	case *arrow.DurationType, *arrow.Date64Type, *arrow.Time32Type:
 		if arrow.TypeEqual(read, Stored(said)) {
 			return said
 		}
+	// Parquet has one binary type, which this module's reader may return with offsets of
+	// 64 bits.
 	case *arrow.BinaryType:
 		if read.ID() == arrow.LARGE_BINARY {
 			return said
@@ -88,6 +96,7 @@ func Restored(read, said arrow.DataType) arrow.DataType {
 			return said
 		}
 	case arrow.NestedType:
+		// Both must have the same shape, because the fields are matched by their order.
 		got, ok := read.(arrow.NestedType)
 		if !ok || got.ID() != said.ID() || len(got.Fields()) != len(said.Fields()) {
 			return read
@@ -101,9 +110,10 @@ func Restored(read, said arrow.DataType) arrow.DataType {
 	return read
 }
 
-// Convert returns the values of a as type to: that of a with the changes of Stored, or back.
-// The caller releases the result, which may share buffers with a. It returns an error if
-// a value does not fit, such as a date64 that is not a whole day.
+// Convert returns the values of a as type to. The type must be that of a with the changes
+// of Stored, or the reverse. The caller releases the result, which may share buffers with
+// a. It returns an error if a value does not fit, such as a date64 that is not a whole
+// day.
 func Convert(a arrow.Array, to arrow.DataType) (arrow.Array, error) {
 	data, err := convert(a.Data(), to)
 	if err != nil {
@@ -113,7 +123,8 @@ func Convert(a arrow.Array, to arrow.DataType) (arrow.Array, error) {
 	return array.MakeFromData(data), nil
 }
 
-// convert is Convert for the data of an array. The caller releases the result.
+// convert is Convert for the data of an array. The caller releases the result. An error
+// means that a value does not fit, or that the pair of types is none that Stored makes.
 func convert(d arrow.ArrayData, to arrow.DataType) (arrow.ArrayData, error) {
 	from := d.DataType()
 	if arrow.TypeEqual(from, to) {
@@ -121,6 +132,7 @@ func convert(d arrow.ArrayData, to arrow.DataType) (arrow.ArrayData, error) {
 		return d, nil
 	}
 	switch t := to.(type) {
+	// A duration is an int64 with a unit in its type, so that the buffers stay.
 	case *arrow.DurationType, *arrow.Int64Type:
 		return array.NewData(to, d.Len(), d.Buffers(), nil, d.NullN(), d.Offset()), nil
 	case *arrow.BinaryType:
@@ -155,14 +167,16 @@ func convert(d arrow.ArrayData, to arrow.DataType) (arrow.ArrayData, error) {
 }
 
 // listOfFixed converts lists of fixed size to lists. A null of fixed size has slots in
-// its values, and a null list has none: so the values of rows between nulls are
-// concatenated.
+// its values, but a null list has none. The values of rows between nulls are therefore
+// concatenated. The result has offset 0 and shares no buffer with d.
 func listOfFixed(d arrow.ArrayData, to *arrow.ListType) (arrow.ArrayData, error) {
 	fixed := array.NewFixedSizeListData(d)
 	defer fixed.Release()
 	size := int(d.DataType().(*arrow.FixedSizeListType).Len())
 	offsets := make([]byte, 4*(d.Len()+1))
 	var parts []arrow.Array
+	// Slices hold references to the child. They are released at each return, also after
+	// an error.
 	defer func() {
 		for _, p := range parts {
 			p.Release()
@@ -182,12 +196,14 @@ func listOfFixed(d arrow.ArrayData, to *arrow.ListType) (arrow.ArrayData, error)
 		} else {
 			n += size
 		}
+		// Offsets of a list are int32. A larger batch would wrap around without an error.
 		if n > math.MaxInt32 {
 			return nil, fmt.Errorf("more than %d elements in a batch", math.MaxInt32)
 		}
 		binary.LittleEndian.PutUint32(offsets[4*(row+1):], uint32(n))
 	}
 	run(d.Len())
+	// Concatenate rejects an empty list of arrays, and takes the type from the first one.
 	if parts == nil {
 		parts = append(parts, array.NewSlice(fixed.ListValues(), 0, 0))
 	}
@@ -202,7 +218,7 @@ func listOfFixed(d arrow.ArrayData, to *arrow.ListType) (arrow.ArrayData, error)
 	}
 	defer child.Release()
 	var valid *memory.Buffer
-	nulls := fixed.NullN() // which d may not know
+	nulls := fixed.NullN() // d itself may not have counted them yet
 	if nulls > 0 {
 		bits := make([]byte, bitutil.BytesForBits(int64(d.Len())))
 		for row := range d.Len() {
@@ -214,7 +230,8 @@ func listOfFixed(d arrow.ArrayData, to *arrow.ListType) (arrow.ArrayData, error)
 		[]arrow.ArrayData{child}, nulls, 0), nil
 }
 
-// convertNested converts the children and keeps the buffers of d: offsets and validity do not change.
+// convertNested converts the children and keeps the buffers of d, because offsets and
+// validity do not change.
 func convertNested(d arrow.ArrayData, to arrow.NestedType) (arrow.ArrayData, error) {
 	children := make([]arrow.ArrayData, len(d.Children()))
 	for i, child := range d.Children() {
@@ -228,8 +245,8 @@ func convertNested(d arrow.ArrayData, to arrow.NestedType) (arrow.ArrayData, err
 	return array.NewData(to, d.Len(), d.Buffers(), children, d.NullN(), d.Offset()), nil
 }
 
-// smallOffsets converts large_binary to binary. It returns an error if the values exceed
-// what offsets of 32 bits reach.
+// smallOffsets converts large_binary to binary, by a copy. It returns an error if the
+// values exceed what 32-bit offsets can address.
 func smallOffsets(d arrow.ArrayData) (arrow.ArrayData, error) {
 	large := array.NewLargeBinaryData(d)
 	defer large.Release()
@@ -246,15 +263,17 @@ func smallOffsets(d arrow.ArrayData) (arrow.ArrayData, error) {
 		}
 		b.Append(value)
 	}
+	// The array owns one reference to its data and releases it with itself. The second
+	// reference is the caller's.
 	a := b.NewArray()
 	defer a.Release()
 	a.Data().Retain()
 	return a.Data(), nil
 }
 
-// scale converts integers of from bytes to integers of size bytes by the function by,
-// which returns false if a value has no equal. Slots of nulls are skipped, because they
-// hold arbitrary values. The result keeps the offset of d, so that it can share the
+// scale converts integers of from bytes to integers of size bytes by the function by. The
+// function returns false if a value has no equal. Slots of nulls are skipped, because
+// they hold arbitrary values. The result keeps the offset of d, so that it can share the
 // validity buffer.
 func scale(d arrow.ArrayData, to arrow.DataType, from, size int, by func(int64) (int64, bool)) (arrow.ArrayData,
 	error) {

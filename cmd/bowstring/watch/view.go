@@ -3,6 +3,9 @@
 // the console draws it, so that both show the same. It computes from the server's
 // statistics alone: it sends no request, keeps no state and reads no clock. All functions
 // are pure, and safe for concurrent use.
+//
+// Begin reading at [Between]. The JSON of [View] is what top --json prints and what the
+// console's page reads, so that its field names are an interface.
 package watch
 
 import (
@@ -15,7 +18,8 @@ import (
 	"bowstring/flight"
 )
 
-// Observation is the statistics of a server at a moment.
+// Observation is the statistics of a server at a moment. The functions of this package
+// only read it, and no result refers to its memory, strings aside.
 type Observation struct {
 	At    time.Time
 	Stats flight.Stats
@@ -59,7 +63,8 @@ type View struct {
 	SharedMemory *SharedMemory `json:"shm,omitempty"`
 }
 
-// Bucket is the traffic with a bucket.
+// Bucket is the traffic with a bucket. Counters without a rate are since the server
+// began.
 type Bucket struct {
 	Bucket      string       `json:"bucket"` // its URL
 	Requests    int64        `json:"requests"`
@@ -74,7 +79,9 @@ type Bucket struct {
 	Priced      string       `json:"priced,omitempty"`
 }
 
-// bucketsOf lists the buckets of the second observation. A bucket that is new counts from zero.
+// bucketsOf lists the buckets of the second observation, in its order. A bucket that the
+// first one lacks counts from zero. A bucket that has many limits shows the lowest: it is
+// the one at which requests wait.
 func bucketsOf(a, b *flight.Stats, secs float64) []Bucket {
 	before := make(map[string]*object.Usage, len(a.Objects))
 	for i := range a.Objects {
@@ -102,7 +109,8 @@ func bucketsOf(a, b *flight.Stats, secs float64) []Bucket {
 	return list
 }
 
-// SharedMemory is the traffic of memory that clients share with the server.
+// SharedMemory is the traffic of memory that clients share with the server. Rates are
+// between the observations.
 type SharedMemory struct {
 	Rings       int     `json:"rings"`
 	Bytes       int64   `json:"bytes"` // of the rings
@@ -117,7 +125,7 @@ type SharedMemory struct {
 	CopiedPerS  float64 `json:"copied_per_s"` // batches that were copied although references would have been possible
 }
 
-// Tenant is what was charged to a tenant.
+// Tenant is the usage charged to a tenant.
 type Tenant struct {
 	Tenant      string   `json:"tenant"`
 	Others      bool     `json:"others,omitempty"` // the sum of the tenants that have no entry of their own
@@ -142,6 +150,8 @@ type Cached struct {
 // Between returns the difference of two observations, a before b, of the server at
 // target. Both must be of one run of the server: counters that fell count as no change.
 func Between(target string, a, b *Observation) *View {
+	// Observations at the same moment would divide by zero. A millisecond is below any
+	// interval that a viewer uses.
 	secs := max(b.At.Sub(a.At).Seconds(), 1e-3)
 	perSec := func(n int64) float64 { return float64(max(n, 0)) / secs }
 	from, to := &a.Stats.Engine, &b.Stats.Engine
@@ -159,6 +169,8 @@ func Between(target string, a, b *Observation) *View {
 		Jobs: jobsOf(&a.Stats, &b.Stats, secs), Streams: streamsOf(a, b), Cache: cacheOf(&b.Stats),
 		Tenants: tenantsOf(&a.Stats, &b.Stats, secs), Buckets: bucketsOf(&a.Stats, &b.Stats, secs),
 	}
+	// A server without a spill or without shared memory has nil here. The budget then
+	// stays 0, and the view has no shm object.
 	if s := to.Spill; s != nil {
 		v.SpillHeld, v.SpillBudget = s.HeldBytes, s.BudgetBytes
 	}
@@ -175,7 +187,8 @@ func Between(target string, a, b *Observation) *View {
 	return v
 }
 
-// Share returns a / (a + b); nil if both are 0.
+// Share returns a / (a + b). It returns nil if both are 0: there is no share of nothing,
+// and 0 % would look like a cache that misses.
 func Share(a, b int64) *float64 {
 	if a+b == 0 {
 		return nil
@@ -211,8 +224,11 @@ type Stream struct {
 	Limit    string  `json:"limit"` // the largest share of its time: one of the above, or -
 }
 
-// streamsOf lists the streams of the second observation, the busiest first.
+// streamsOf lists the streams of the second observation, the busiest first. A stream that
+// began between the observations is measured since it began. Streams that have ended
+// since the first observation are left out.
 func streamsOf(a, b *Observation) []Stream {
+	// A stream names its plan only. The engine's windows know the dataset of each plan.
 	datasets := map[string]string{}
 	for i := range b.Stats.Engine.Windows {
 		w := &b.Stats.Engine.Windows[i]
@@ -230,6 +246,8 @@ func streamsOf(a, b *Observation) []Stream {
 		if known {
 			past, since = &a.Stats.Streams[at], max(b.At.Sub(a.At), time.Millisecond)
 		}
+		// A batch's wait is counted when it ends. A wait that began before the interval
+		// can therefore exceed the interval, and the share is limited to 1.
 		share := func(now, then int64) float64 { return min(float64(max(now-then, 0))/float64(since), 1) }
 		one := Stream{
 			ID: s.ID, Kind: s.Kind, Plan: s.Plan, Dataset: datasets[s.Plan], Tenant: s.Tenant, Peer: s.Peer,
@@ -258,6 +276,8 @@ func streamsOf(a, b *Observation) []Stream {
 		one.Limit = one.limit()
 		list = append(list, one)
 	}
+	// Equal streams are ordered by their number. Otherwise lines would swap places at
+	// each refresh.
 	slices.SortStableFunc(list, func(a, b Stream) int {
 		return cmp.Or(cmp.Compare(b.BytesPerSec, a.BytesPerSec), cmp.Compare(a.ID, b.ID))
 	})
@@ -280,7 +300,7 @@ func (s *Stream) limit() string {
 	return name
 }
 
-// Job is the streams of one plan, or those that the spill counts as one job.
+// Job is the streams of one plan, or the streams that the spill counts as one job.
 type Job struct {
 	Job        string   `json:"job"`
 	Dataset    string   `json:"dataset"`
@@ -293,8 +313,9 @@ type Job struct {
 }
 
 // jobsOf lists the jobs that the spill knows, and then the other streams, grouped by
-// plan. The spill's estimate of the time that is left is better: it has the speed of many
-// steps.
+// plan. For a job of the spill the remaining time comes from the spill, because its speed
+// is measured over many steps. For other streams it comes from the progress between the
+// two observations alone.
 func jobsOf(a, b *flight.Stats, secs float64) []Job {
 	list := []Job{}
 	known := map[string]bool{}
@@ -313,6 +334,8 @@ func jobsOf(a, b *flight.Stats, secs float64) []Job {
 		}
 		list = append(list, one)
 	}
+	// A plan that made no progress has no estimate: null, instead of infinity, which JSON
+	// lacks.
 	before := map[string]float64{}
 	for _, j := range plans(a.Engine.Windows) {
 		before[j.Job] = j.Progress
@@ -349,7 +372,9 @@ func plans(windows []fetch.WindowStats) []Job {
 	return list
 }
 
-// cacheOf lists what the spill holds, by dataset, that which saved most first.
+// cacheOf lists the contents of the spill by dataset. The dataset that saved most bytes
+// comes first. The saved time is an estimate: each hit counts as one mean read of the
+// store.
 func cacheOf(st *flight.Stats) []Cached {
 	list := []Cached{}
 	if st.Engine.Spill == nil {
@@ -371,7 +396,7 @@ func cacheOf(st *flight.Stats) []Cached {
 	return list
 }
 
-// tenantsOf lists what was charged to each tenant.
+// tenantsOf lists the usage charged to each tenant, in the order of the server.
 func tenantsOf(a, b *flight.Stats, secs float64) []Tenant {
 	before := map[string]*flight.TenantInfo{}
 	for i := range a.Tenants {
@@ -383,8 +408,9 @@ func tenantsOf(a, b *flight.Stats, secs float64) []Tenant {
 	for i := range b.Tenants {
 		t := &b.Tenants[i]
 		one := Tenant{Tenant: t.Tenant, Others: t.Others, Streams: t.Streams, Bytes: t.Bytes}
-		// The others have no rate: tenants become part of them, so that the difference of
-		// two sums is no rate.
+		// The others have no rate. A tenant can become part of them between the
+		// observations, and then the difference of the two sums is not what they
+		// transferred.
 		if past := before[t.Tenant]; !t.Others && past != nil {
 			one.RowsPerSec, one.BytesPerSec = float64(max(t.Rows-past.Rows, 0))/secs,
 				float64(max(t.Bytes-past.Bytes, 0))/secs
