@@ -11,7 +11,8 @@ import (
 	"bowstring/spill/replay"
 )
 
-// linkFlags describe the link to a store.
+// linkFlags describe the link to a store. Commands embed them. All zero means that the
+// user asked for no link.
 type linkFlags struct {
 	RTT       time.Duration `name:"rtt" placeholder:"DURATION" help:"Round trip to the store."`
 	Jitter    time.Duration `placeholder:"DURATION" help:"Most that a round trip takes longer."`
@@ -23,7 +24,7 @@ type linkFlags struct {
 	SlowBy    time.Duration `placeholder:"DURATION" help:"How much longer these take."`
 }
 
-// config is the link that the flags describe.
+// config returns the link that the flags describe.
 func (f *linkFlags) config() delay.Config {
 	return delay.Config{
 		RTT: f.RTT, Jitter: f.Jitter, Bandwidth: int64(f.Bandwidth), Window: int64(f.Window),
@@ -31,19 +32,23 @@ func (f *linkFlags) config() delay.Config {
 	}
 }
 
-// check is part of the Validate of the commands that have the flags.
+// check is part of the Validate of the commands with these flags. It checks what does not
+// depend on the store; over checks the rest.
 func (f *linkFlags) check() error {
 	config := f.config()
 	if err := config.Check(); err != nil {
 		return fmt.Errorf("--%w", err)
 	}
+	// One alone would silently change nothing.
 	if (f.SlowShare > 0) != (f.SlowBy > 0) {
 		return errors.New("--slow-share and --slow-by only mean something together")
 	}
 	return nil
 }
 
-// over makes the link to the store and runs f with it in place: without a flag of the link only if always says so.
+// over creates the link to the store and calls run with it in place. Without any flag of
+// the link it creates one only if always is set. It returns an error if the kind of store
+// does not support a flag. A flag without effect would falsify a measurement.
 func (f *linkFlags) over(app *command.App, globals *command.Globals, always bool, run func() error) error {
 	asked := *f != linkFlags{}
 	switch store := globals.Store; {
@@ -59,6 +64,7 @@ func (f *linkFlags) over(app *command.App, globals *command.Globals, always bool
 	case !asked && !always:
 		return run()
 	}
+	// run returns when all users of the link have ended, so that Close interrupts none.
 	link := delay.New(f.config())
 	app.Far = link
 	return errors.Join(run(), link.Close())
@@ -77,13 +83,17 @@ func (c *serveCmd) Validate() error {
 	return errors.Join(c.ServeCmd.Validate(), c.check())
 }
 
-// Run serves until a signal ends ctx. Without a flag the link has no latency, so that a series has 0 as one of its values.
+// Run serves until a signal ends ctx. Without a flag the link exists and has no latency.
+// A series of measurements can then have 0 as one of its values and differ by the latency
+// alone.
 func (c *serveCmd) Run(ctx context.Context, app *command.App, globals *command.Globals) error {
 	if err := c.Own(app); err != nil {
 		return err
 	}
 	c.MaxReads = c.Reads
-	if c.Policy != "next-use" { // which serve has
+	// next-use is the policy of serve itself. It stays on that code path, so that the
+	// default here measures the product and not the replay of it.
+	if c.Policy != "next-use" {
 		var err error
 		if c.SpillPolicy, err = replay.ParsePolicy(c.Policy, nil); err != nil {
 			return err

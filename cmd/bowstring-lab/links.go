@@ -18,7 +18,8 @@ func (*linksCmd) Help() string {
 line; the links end with the input.`
 }
 
-// Run does what the standard input asks for.
+// Run executes the commands of the standard input until the input or ctx ends. The input
+// is read in a goroutine, because a read of it cannot be cancelled.
 func (*linksCmd) Run(ctx context.Context, app *command.App) error {
 	b := links.NewProxySet()
 	ended := make(chan error, 1)
@@ -27,6 +28,6 @@ func (*linksCmd) Run(ctx context.Context, app *command.App) error {
 	case err := <-ended:
 		return errors.Join(err, b.Close())
 	case <-ctx.Done():
-		return b.Close() // what waits for a command ends with the process
+		return b.Close() // the goroutine that reads the input ends with the process
 	}
 }

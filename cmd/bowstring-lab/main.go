@@ -1,12 +1,22 @@
-// Command bowstring-lab is what Bowstring is measured and tried out with: a store
-// as if it were far away, streams that are timed, links between the processes of
-// a cluster on one machine, clusters in virtual time, and policies of caches.
-// Nothing of it is in the server.
+// Command bowstring-lab has the tools with which Bowstring is measured and tried out.
+// None of their code is in the server.
+//
+//   - serve serves a store as if it were far away.
+//   - stream reads a dataset and measures where the time went.
+//   - links are TCP proxies between the processes of a cluster on one machine.
+//   - policy compares cache policies in virtual time.
+//   - objects is an S3 server in memory, with faults.
+//   - simulate runs a cluster in virtual time.
+//
+// Each command has a file of its own. Package command parses the command line and has the
+// parts that serve shares with bowstring. The models are in internal/delay,
+// internal/links, internal/simulate and internal/objecttest.
 package main
 
 import "bowstring/cmd/bowstring/command"
 
-// lab is the command line.
+// lab is the command line, as package command's grammar. No command has settings, because
+// a measurement must be described by its command line alone.
 type lab struct {
 	command.Globals
 
@@ -18,7 +28,7 @@ type lab struct {
 	Simulate simulateCmd `cmd:"" nosettings:"" help:"Run a cluster in virtual time: real engines on made-up links, disks, stores and trainers."`
 }
 
-// program is the laboratory, as package command runs it.
+// program returns the program that package command runs.
 func program() command.Program {
 	l := &lab{}
 	return command.Program{

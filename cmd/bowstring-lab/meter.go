@@ -11,38 +11,50 @@ import (
 	"github.com/apache/arrow/go/v17/arrow"
 )
 
-// warmUp is how long the beginning of a measurement is, which the steady rate leaves out.
+// warmUp is the beginning of a measurement that the steady rate leaves out. In it
+// connections open their windows and caches are empty. 5 s is long enough for slow start
+// at hundreds of milliseconds of latency.
 const warmUp = 5 * time.Second
 
-// meter counts what streams receive.
+// meter counts what streams receive. The goroutines of all streams and the goroutine that
+// reports use it at once; mu guards everything below it. It holds no memory of batches.
 type meter struct {
+	// These fields are constant after newMeter. before is the server's counters at the
+	// start: the server may have served others, so that all of its figures are
+	// differences.
 	start    time.Time
 	perEpoch int64 // rows of an epoch
 	epochs   int64
 	before   stats
 
-	mu      sync.Mutex
-	now     stats
-	count   counts
-	ended   time.Duration
-	first   time.Duration // when the first batch was there
-	steady  counts        // when the warm-up was over
+	mu sync.Mutex
+	// now is the last answer to stats, and count is the sum so far.
+	now   stats
+	count counts
+	// The times are since the start, and 0 for an event that has not occurred.
+	ended  time.Duration
+	first  time.Duration // when the first batch had arrived
+	steady counts        // the count at steadyT
+	// steadyT is when the first batch after the warm-up arrived.
 	steadyT time.Duration
+	// step and epoch are those of the last batch of any stream.
 	step    int64
 	epoch   uint64
 	byEpoch map[uint64]int64 // rows
 	seen    map[uint64]*seenRows
-	last    counts // at the last sample
-	lastT   time.Duration
+	last    counts // the count at the last sample
+	// lastT is the time of the last sample.
+	lastT time.Duration
 }
 
-// counts are what there has been until some time.
+// counts are sums since the start of the measurement.
 type counts struct {
 	bytes, rows, batches, faults int64
 	wait                         waits
 	waited                       time.Duration // for batches, by all consumers
 }
 
+// newMeter starts the clock of a measurement.
 func newMeter(perEpoch, epochs int64, before stats) *meter {
 	return &meter{
 		start: time.Now(), perEpoch: perEpoch, epochs: epochs, before: before, now: before,
@@ -50,10 +62,10 @@ func newMeter(perEpoch, epochs int64, before stats) *meter {
 	}
 }
 
-// wanted is how many rows there are to be.
+// wanted is the number of rows that a complete measurement reads.
 func (m *meter) wanted() int64 { return m.perEpoch * m.epochs }
 
-// batch counts a batch for which a consumer waited so long.
+// batch counts a batch for which a consumer waited for the given time.
 func (m *meter) batch(about batchAbout, rows, bytes int64, waited time.Duration) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -69,12 +81,15 @@ func (m *meter) batch(about batchAbout, rows, bytes int64, waited time.Duration)
 	m.count.waited += waited
 	m.byEpoch[about.Epoch] += rows
 	m.step, m.epoch = about.Step, about.Epoch
+	// The steady rate begins at a batch and not at exactly 5 s. Otherwise a batch across
+	// that moment would count as a part.
 	if m.steadyT == 0 && t >= warmUp {
 		m.steady, m.steadyT = m.count, t
 	}
 }
 
-// positions notes which rows have come.
+// positions records which rows of an epoch arrived. It returns an error if the column
+// does not have the type of positions.
 func (m *meter) positions(epoch uint64, column arrow.Array) error {
 	positions, err := positionsOf(column)
 	if err != nil {
@@ -91,12 +106,15 @@ func (m *meter) positions(epoch uint64, column arrow.Array) error {
 	return nil
 }
 
-// seenRows is a set of positions.
+// seenRows is a set of positions as a bitmap: one bit for each row, where a map would
+// take some 40 bytes. The meter's lock guards it.
 type seenRows struct {
 	words []uint64
 	twice int64 // how often a position came that had come before
 }
 
+// add adds a position of 0 or more. The bitmap at least doubles when it grows, so that a
+// stream in ascending order copies each word a constant number of times.
 func (s *seenRows) add(p int64) {
 	for int64(len(s.words))*64 <= p {
 		s.words = append(s.words, make([]uint64, max(1024, len(s.words)))...)
@@ -107,6 +125,7 @@ func (s *seenRows) add(p int64) {
 	s.words[p/64] |= 1 << (p % 64)
 }
 
+// len counts the different positions. It scans the bitmap, because it is called once.
 func (s *seenRows) len() (n int64) {
 	for _, w := range s.words {
 		n += int64(bits.OnesCount64(w))
@@ -114,7 +133,8 @@ func (s *seenRows) len() (n int64) {
 	return n
 }
 
-// end notes that the last batch has come.
+// end sets the end of the measurement. The time that the last stats action takes is
+// thereby not part of it.
 func (m *meter) end() {
 	m.mu.Lock()
 	m.ended = time.Since(m.start)
@@ -133,7 +153,7 @@ func (m *meter) stats() stats {
 	return m.now
 }
 
-// sample is what happened since the one before, and how the server is now.
+// sample is what happened since the sample before, and the current state of the server.
 type sample struct {
 	Seconds     float64 `json:"seconds"` // since the start
 	MBPerSecond float64 `json:"MB_per_s"`
@@ -158,7 +178,8 @@ type sample struct {
 	stats stats
 }
 
-// shares says what part of the time that was waited at the server was for what; together 1, or 0.
+// shares are the shares of the time that the server waited for each reason. Their sum is
+// 1, or 0 if it did not wait.
 type shares struct {
 	Store    float64 `json:"store"`
 	Spill    float64 `json:"spill"`
@@ -167,6 +188,8 @@ type shares struct {
 	Consumer float64 `json:"consumer"`
 }
 
+// shares divides each wait by the sum of all of them. Streams wait in parallel, so that
+// the elapsed time is no possible divisor.
 func (w waits) shares() shares {
 	total := float64(w.Store + w.Spill + w.Window + w.Encode + w.Consumer)
 	if total <= 0 {
@@ -176,6 +199,8 @@ func (w waits) shares() shares {
 	return shares{of(w.Store), of(w.Spill), of(w.Window), of(w.Encode), of(w.Consumer)}
 }
 
+// sample returns the sample that ends now. The next sample begins where this one ends, so
+// that only the goroutine that reports may call it.
 func (m *meter) sample() sample {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -197,12 +222,13 @@ func (m *meter) sample() sample {
 	}
 	s.MBPerSecond, s.RowsPerSec = round(s.MBPerSecond, 100), round(s.RowsPerSec, 10)
 	s.WindowUsed, s.WindowLimit = m.now.window()
-	s.Latency, _ = json.Marshal(e.Latency) // numbers only
+	s.Latency, _ = json.Marshal(e.Latency) // cannot fail: numbers only
 	m.last, m.lastT = m.count, t
 	return s
 }
 
-// window is what the live streams hold and may hold; of the node if the server does not say.
+// window returns what the live streams hold and may hold. If the server does not report
+// streams, the figures of the whole node are the closest.
 func (st *stats) window() (used, limit int64) {
 	for _, w := range st.Engine.Windows {
 		used += w.Used
@@ -214,9 +240,9 @@ func (st *stats) window() (used, limit int64) {
 	return used, limit
 }
 
-// summary is what a measurement comes to.
+// summary is the result of a measurement.
 type summary struct {
-	Summary     bool     `json:"summary"` // true: marks the line after those before
+	Summary     bool     `json:"summary"` // true: distinguishes the line from the samples before it
 	Complete    bool     `json:"complete"`
 	Bytes       int64    `json:"bytes"` // of record batches' bodies
 	Rows        int64    `json:"rows"`
@@ -235,7 +261,7 @@ type summary struct {
 	Faults     int64   `json:"faults"`
 	Wait       waits   `json:"wait_us"`
 	WaitShares shares  `json:"wait"`
-	Waited     float64 `json:"waited_s"` // by the consumers, for batches, all together
+	Waited     float64 `json:"waited_s"` // by all consumers together, for batches
 
 	Retries     int64           `json:"retries"`
 	Hedges      int64           `json:"hedges"`
@@ -245,7 +271,9 @@ type summary struct {
 	Latency     json.RawMessage `json:"latency"`
 }
 
-// summary sums up. complete says that the streams have come to their end.
+// summary returns the result. complete means that all streams came to their end. Only
+// then an absent row is a missing one; in a measurement that was stopped, it may have
+// been to come.
 func (m *meter) summary(after stats, complete bool) summary {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -264,7 +292,8 @@ func (m *meter) summary(after stats, complete bool) summary {
 		Retries: e.Retries - b.Retries, Hedges: e.Hedges - b.Hedges, HedgesWon: e.HedgesWon - b.HedgesWon,
 		SharedReads: e.SharedReads - b.SharedReads, FailedReads: e.FailedReads - b.FailedReads,
 	}
-	s.Latency, _ = json.Marshal(e.Latency) // numbers only
+	s.Latency, _ = json.Marshal(e.Latency) // cannot fail: numbers only
+	// A batch at the end of the warm-up that is also the last one leaves no steady time.
 	if m.steadyT > 0 && m.ended > m.steadyT {
 		steady := round(rate(m.count.bytes-m.steady.bytes, (m.ended-m.steadyT).Seconds())/1e6, 100)
 		s.SteadyMB = &steady
@@ -279,6 +308,7 @@ func (m *meter) summary(after stats, complete bool) summary {
 				s.Missing += m.perEpoch - seen.len()
 			}
 		}
+		// An epoch of which no row came has no bitmap: all of its rows are missing.
 		if complete {
 			s.Missing += m.perEpoch * (m.epochs - int64(len(m.seen)))
 		}
@@ -288,6 +318,7 @@ func (m *meter) summary(after stats, complete bool) summary {
 	return s
 }
 
+// rate is n a second, and 0 without time, because JSON has no infinity.
 func rate(n int64, seconds float64) float64 {
 	if seconds <= 0 {
 		return 0

@@ -34,7 +34,8 @@ func (*objectsCmd) Help() string {
 the standard output is the server's URL. When it ends, the server writes how many requests and bytes there were, as JSON.`
 }
 
-// Run serves until the process is to end.
+// Run serves until ctx ends, and then prints the counters. The objects and faults are in
+// place before it prints the URL, which a script waits for.
 func (c *objectsCmd) Run(ctx context.Context, app *command.App) error {
 	cfg := objecttest.Config{Address: c.Listen, Seed: c.Seed}
 	if c.TLSCert != "" {
@@ -54,9 +55,12 @@ func (c *objectsCmd) Run(ctx context.Context, app *command.App) error {
 			return err
 		}
 	}
+	// The objects are spread over 100 folders, as in a real image dataset: one folder of
+	// all would make listing the only thing that is measured.
 	for i := range c.Made {
 		s.PutObject("made", fmt.Sprintf("train/%02d/%07d.wav", i*100/c.Made, i), tone(i))
 	}
+	// Each flag becomes a fault of its own, so that flags can be combined.
 	if c.Refuse > 0 {
 		f := objecttest.SlowDown()
 		f.Share = c.Refuse
@@ -89,7 +93,9 @@ func (c *objectsCmd) Run(ctx context.Context, app *command.App) error {
 	return err
 }
 
-// tone is a sound of a few samples that only one number has.
+// tone returns a WAV file of four samples, which encode i. Each object therefore has
+// different content, and a reader that mixes up two objects is found. The format is PCM,
+// one channel, 16 bits, 8,000 Hz.
 func tone(i int) []byte {
 	const head = "RIFF\x2c\x00\x00\x00WAVE" +
 		"fmt \x10\x00\x00\x00\x01\x00\x01\x00\x40\x1f\x00\x00\x80\x3e\x00\x00\x02\x00\x10\x00" +

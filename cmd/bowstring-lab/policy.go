@@ -16,7 +16,8 @@ import (
 	"bowstring/spill/replay"
 )
 
-// policyCmd is bowstring-lab policy.
+// policyCmd is bowstring-lab policy. It compares cache policies on the same sequence of
+// reads, in virtual time, with Belady's rule as the upper bound.
 type policyCmd struct {
 	Samples    int64       `default:"2000" placeholder:"N" help:"Samples of a dataset (default: ${default})."`
 	Epochs     int64       `default:"10" placeholder:"N" help:"Epochs of a job (default: ${default})."`
@@ -30,10 +31,11 @@ type policyCmd struct {
 	JSON       bool        `name:"json" help:"Print a JSON array."`
 }
 
-// share is a share of a whole, such as 25% or 0.25.
+// share is a share of a whole, above 0 and up to 1.
 type share float64
 
-// UnmarshalText reads a share.
+// UnmarshalText parses a share such as 25% or 0.25. The condition is written so that NaN
+// fails it.
 func (s *share) UnmarshalText(text []byte) error {
 	number, percent := strings.CutSuffix(string(text), "%")
 	v, err := strconv.ParseFloat(number, 64)
@@ -47,7 +49,8 @@ func (s *share) UnmarshalText(text []byte) error {
 	return nil
 }
 
-// policyJob is one --job; what is 0 was not given.
+// policyJob is one --job. A field of 0 was not given, and the common flag applies. seed
+// is a pointer because 0 is a seed.
 type policyJob struct {
 	dataset         string
 	samples, epochs int64
@@ -56,7 +59,7 @@ type policyJob struct {
 	start           float64
 }
 
-// UnmarshalText reads a job.
+// UnmarshalText parses KEY=VALUE pairs that are separated by commas.
 func (j *policyJob) UnmarshalText(text []byte) error {
 	*j = policyJob{speed: 1}
 	for field := range strings.SplitSeq(string(text), ",") {
@@ -92,6 +95,7 @@ func (j *policyJob) UnmarshalText(text []byte) error {
 	return nil
 }
 
+// number parses a finite number from least to most.
 func number(s string, least, most float64) (float64, error) {
 	v, err := strconv.ParseFloat(s, 64)
 	if err != nil || !(v >= least && v <= most) {
@@ -100,6 +104,7 @@ func number(s string, least, most float64) (float64, error) {
 	return v, nil
 }
 
+// positive parses an integer of 1 or more.
 func positive(s string) (int64, error) {
 	n, err := strconv.ParseInt(s, 10, 64)
 	if err != nil || n < 1 {
@@ -126,6 +131,7 @@ func (c *policyCmd) Validate() error {
 		}
 	}
 	for _, name := range c.Policy {
+		// The error of package replay names its own field. Here it has to name the flag.
 		if _, err := replay.ParsePolicy(name, nil); err != nil {
 			var bad *schema.FieldError
 			if errors.As(err, &bad) {
@@ -137,14 +143,14 @@ func (c *policyCmd) Validate() error {
 	return nil
 }
 
-// policyLine is one line of the result.
+// policyLine is the result of one policy on one mix and size.
 type policyLine struct {
 	Jobs       int     `json:"jobs"`
 	Cache      float64 `json:"cache"` // share of all samples
 	Policy     string  `json:"policy"`
-	HitRate    float64 `json:"hit_rate"` // in the uses of samples but the first of each
-	Optimum    float64 `json:"optimum"`  // what Belady's rule has
-	Ratio      float64 `json:"ratio"`    // of the two; 1 where the optimum has none
+	HitRate    float64 `json:"hit_rate"` // of all uses of a sample except its first, which no cache can hit
+	Optimum    float64 `json:"optimum"`  // the hit rate of Belady's rule
+	Ratio      float64 `json:"ratio"`    // HitRate / Optimum; 1 if the optimum is 0
 	Hits       int64   `json:"hits"`
 	Uses       int64   `json:"uses"`
 	First      int64   `json:"first"`
@@ -155,7 +161,8 @@ type policyLine struct {
 	Seed       uint64  `json:"seed"`
 }
 
-// Run replays each policy on each mix and size.
+// Run replays each policy on each mix and size. The trace of a mix is made once and all
+// policies replay it, so that they differ by their decisions alone.
 func (c *policyCmd) Run(app *command.App) error {
 	var lines []policyLine
 	mixes := make([][]replay.Job, 0, len(c.Jobs))
@@ -198,7 +205,8 @@ func (c *policyCmd) Run(app *command.App) error {
 	return c.table(app, lines)
 }
 
-// table prints a row for each mix and size, and a column for each policy.
+// table prints a row for each mix and size, and a column for each policy. lines must have
+// the policies as their innermost order, as Run makes them.
 func (c *policyCmd) table(app *command.App, lines []policyLine) error {
 	out := newTable(app.Stdout)
 	out.row(append([]string{"JOBS", "CACHE", "OPTIMUM"}, c.Policy...)...)
@@ -215,7 +223,8 @@ func (c *policyCmd) table(app *command.App, lines []policyLine) error {
 	return out.Flush()
 }
 
-// drawn is a mix of n jobs on one dataset.
+// drawn returns a random mix of n jobs on one dataset. The first job always has speed 1
+// and start 0, so that mixes of different sizes have a common reference.
 func (c *policyCmd) drawn(n int) []replay.Job {
 	rng := rand.New(rand.NewPCG(c.Seed, 0))
 	mix := make([]replay.Job, n)
@@ -229,7 +238,9 @@ func (c *policyCmd) drawn(n int) []replay.Job {
 	return mix
 }
 
-// given is the mix of --job.
+// given returns the mix that the --job flags describe. Datasets are numbered from 1 in
+// the order of their first use. Without a seed of its own, each job gets a different one;
+// equal seeds would read in the same order.
 func (c *policyCmd) given() []replay.Job {
 	numbers := map[string]uint32{}
 	var mix []replay.Job
@@ -246,7 +257,9 @@ func (c *policyCmd) given() []replay.Job {
 	return mix
 }
 
-// job makes a job. Its speed 1 is a thousand samples a second of virtual time.
+// job returns a job for the replay. Speed 1 is a thousand samples a second of virtual
+// time. The unit is arbitrary, because only the ratio of speeds and starts affects the
+// hits.
 func (c *policyCmd) job(dataset uint32, samples, epochs int64, seed uint64, speed, start float64) replay.Job {
 	if samples == 0 {
 		samples = c.Samples
@@ -261,17 +274,22 @@ func (c *policyCmd) job(dataset uint32, samples, epochs int64, seed uint64, spee
 	}
 }
 
-// epochs is the order of the shuffled epochs of a dataset, as streams are served. It keeps the plans of two.
+// epochs is the order of the shuffled epochs of a dataset, computed by the same plans as
+// streams are served. It is safe for concurrent use. It keeps the plans of two epochs,
+// because a policy compares uses in the current epoch with uses in the next one.
 type epochs struct {
 	all   plan.Selection
 	seed  uint64
 	plans [2]atomic.Pointer[plan.Plan]
 }
 
+// newEpochs returns the order of all samples of a dataset.
 func newEpochs(samples int64, seed uint64) *epochs {
 	return &epochs{all: plan.All(samples), seed: seed}
 }
 
+// plan returns the plan of an epoch. Two goroutines may both make a missing plan. The
+// plans are equal, so that a lock would only save time.
 func (e *epochs) plan(epoch int64) *plan.Plan {
 	kept := &e.plans[epoch%2]
 	if p := kept.Load(); p != nil && p.Config().Epoch == uint64(epoch) {
@@ -281,7 +299,7 @@ func (e *epochs) plan(epoch int64) *plan.Plan {
 		Selection: e.all, Shuffle: true, Seed: e.seed, Epoch: uint64(epoch), Batch: 1, World: 1, Remainder: plan.Uneven,
 	})
 	if err != nil {
-		panic(err) // the configuration is right
+		panic(err) // the configuration is constant and valid
 	}
 	kept.Store(p)
 	return p

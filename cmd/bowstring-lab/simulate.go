@@ -27,7 +27,9 @@ type simulateCmd struct {
 	JSON   bool   `name:"json" help:"Print a JSON object."`
 }
 
-// Run runs the command.
+// Run simulates the file and prints the report. All inputs are read and checked before
+// the simulation begins, because it can run for minutes. An error in the file or in the
+// rates is returned with the name of the file.
 func (c *simulateCmd) Run(app *command.App) error {
 	text, err := os.ReadFile(c.File)
 	if err != nil {
@@ -61,6 +63,7 @@ func (c *simulateCmd) Run(app *command.App) error {
 		if err != nil {
 			return fmt.Errorf("draw %s: %w", c.Plot, err)
 		}
+		// A reader of the plot never sees half of it.
 		if err := renameio.WriteFile(c.Plot, drawing, 0o644); err != nil {
 			return err
 		}
@@ -71,11 +74,15 @@ func (c *simulateCmd) Run(app *command.App) error {
 	return c.print(app, r)
 }
 
+// plainDuration formats seconds of virtual time. It rounds to milliseconds: the model is
+// not finer than that.
 func plainDuration(s float64) string {
 	return time.Duration(s * 1e9).Round(time.Millisecond).String()
 }
 
-// print prints tables: of epochs, of where their time went, and of the bucket.
+// print prints three tables: the epochs, where their time went, and the requests to the
+// bucket. The last one is omitted if there were no requests. All tables are filled in one
+// pass and then flushed in order, because a table is complete only after its last row.
 func (c *simulateCmd) print(app *command.App, r *simulate.Report) error {
 	number := func(v float64) string { return humanize.CommafWithDigits(v, 0) }
 	size := func(n int64) string { return humanize.Bytes(uint64(max(n, 0))) }
@@ -137,12 +144,14 @@ func (c *simulateCmd) print(app *command.App, r *simulate.Report) error {
 	return nil
 }
 
-// table is columns to the right, two spaces apart.
+// table is a table with columns aligned to the right, two spaces apart.
 type table struct{ *tabwriter.Writer }
 
+// newTable returns a table that writes to w when it is flushed.
 func newTable(w io.Writer) table {
 	return table{tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.AlignRight)}
 }
 
-// row adds a row; Flush returns the error of the writer.
+// row adds a row. Its error is ignored, because Flush returns the first error of the
+// writer.
 func (t table) row(cells ...string) { _, _ = fmt.Fprintln(t, strings.Join(cells, "\t")+"\t") }

@@ -37,7 +37,7 @@ type streamCmd struct {
 	linkFlags
 }
 
-// Validate is called by kong.
+// Validate is called by kong, before a connection is made.
 func (c *streamCmd) Validate() error {
 	switch {
 	case c.Epochs < 1 || c.Epochs >= 1<<31:
@@ -46,12 +46,14 @@ func (c *streamCmd) Validate() error {
 		return fmt.Errorf("--streams: got %d, want 1 to 65536", c.Streams)
 	case c.Compute < 0:
 		return fmt.Errorf("--compute: got %s, want 0 or more", c.Compute)
-	case !(c.Seconds >= 0 && c.Seconds < 1e9): // so written for NaN's sake
+	case !(c.Seconds >= 0 && c.Seconds < 1e9): // written so that NaN fails
 		return fmt.Errorf("--seconds: got %v, want a number of seconds", c.Seconds)
 	}
 	return errors.Join(c.request().Check(), c.check())
 }
 
+// request returns the request that the flags describe. It is for one rank. --streams
+// split its ticket instead.
 func (c *streamCmd) request() schema.Request {
 	r := schema.Request{
 		Dataset: c.Dataset.Name, Snapshot: c.Dataset.Snapshot, Tag: c.Dataset.Tag, Split: c.Split,
@@ -63,10 +65,12 @@ func (c *streamCmd) request() schema.Request {
 	return r
 }
 
-// errTimeIsUp ends a measurement that was to last so long.
+// errTimeIsUp is the cause of the end of a measurement with --seconds. It is no failure
+// of the command.
 var errTimeIsUp = errors.New("the time is up")
 
-// Run measures.
+// Run measures, over the link that the flags describe. With --store the server runs in
+// this process, and otherwise it is the one of --server.
 func (c *streamCmd) Run(ctx context.Context, app *command.App, globals *command.Globals) error {
 	return c.over(app, globals, false, func() error {
 		return app.With(ctx, func(server arrowflight.Client, dial func() (arrowflight.Client, error)) error {
@@ -75,7 +79,9 @@ func (c *streamCmd) Run(ctx context.Context, app *command.App, globals *command.
 	})
 }
 
-// read measures what server gives, over further connections to it.
+// read measures a server. Each stream gets a connection of its own from dial. On one
+// connection they would share the flow control of HTTP/2, which a data loader's workers
+// do not. After an error it still prints the summary of what was read.
 func (c *streamCmd) read(ctx context.Context, app *command.App, server arrowflight.Client,
 	dial func() (arrowflight.Client, error)) error {
 	request := c.request()
@@ -102,7 +108,8 @@ func (c *streamCmd) read(ctx context.Context, app *command.App, server arrowflig
 	if errors.Is(err, errTimeIsUp) {
 		err = nil
 	}
-	// Also of a measurement that was stopped, for which ctx is over.
+	// ctx may have ended, if the user or --seconds stopped the measurement. The summary
+	// needs the final counters also then.
 	asking, cancel := context.WithTimeout(context.WithoutCancel(ctx), statsTimeout)
 	defer cancel()
 	after, failed := statsOf(asking, server)
@@ -113,14 +120,18 @@ func (c *streamCmd) read(ctx context.Context, app *command.App, server arrowflig
 }
 
 const (
-	// statsTimeout is how long a server may take to say how it is.
+	// statsTimeout limits the stats action. A server that takes longer is overloaded, and
+	// the measurement continues without its figures.
 	statsTimeout = 5 * time.Second
-	// drawInterval is how often a terminal is drawn, reportInterval how often a line is printed.
+	// drawInterval is the interval of drawings on a terminal. reportInterval is the
+	// interval of JSON lines. People see four changes a second, and a file of lines would
+	// only grow.
 	drawInterval   = 250 * time.Millisecond
 	reportInterval = time.Second
 )
 
-// measure reads all streams, and reports meanwhile.
+// measure reads all streams and reports meanwhile. It returns the first error of a
+// stream, or the cause if ctx ended. All goroutines have ended when it returns.
 func (c *streamCmd) measure(ctx context.Context, server arrowflight.Client, dial func() (arrowflight.Client, error),
 	ticket schema.Ticket, m *meter, show reporter) error {
 	if c.Seconds > 0 {
@@ -130,6 +141,8 @@ func (c *streamCmd) measure(ctx context.Context, server arrowflight.Client, dial
 	}
 	streams, reading := errgroup.WithContext(ctx)
 	for i := range c.Streams {
+		// The streams divide the steps of an epoch: stream i reads each step that is i
+		// modulo their number. Together they read each row once.
 		share := ticket
 		if c.Streams > 1 {
 			share.Step, share.Stride = int64(i), int64(c.Streams)
@@ -145,6 +158,8 @@ func (c *streamCmd) measure(ctx context.Context, server arrowflight.Client, dial
 			return errors.Join(c.stream(reading, conn, share, m), conn.Close())
 		})
 	}
+	// The reports have a context of their own, because that of the group ends with the
+	// first failed stream and this one has to end after the last.
 	watching, stop := context.WithCancel(ctx)
 	var watch sync.WaitGroup
 	watch.Go(func() { c.watch(watching, server, m, show) })
@@ -158,7 +173,8 @@ func (c *streamCmd) measure(ctx context.Context, server arrowflight.Client, dial
 	return err
 }
 
-// watch reports until ctx ends.
+// watch reports until ctx ends. If the server does not answer, the sample has its figures
+// of the last answer.
 func (c *streamCmd) watch(ctx context.Context, server arrowflight.Client, m *meter, show reporter) {
 	tick := time.NewTicker(show.interval())
 	defer tick.Stop()
@@ -173,14 +189,19 @@ func (c *streamCmd) watch(ctx context.Context, server arrowflight.Client, m *met
 			m.setStats(st)
 		}
 		cancel()
+		// No sample follows the end of the measurement: its rate would include the time
+		// after it.
 		if ctx.Err() == nil {
 			show.report(m.sample())
 		}
 	}
 }
 
-// stream reads a ticket to its end.
+// stream reads a ticket to its end and counts its batches in m. It returns the error of
+// the stream, or the cause of ctx.
 func (c *streamCmd) stream(ctx context.Context, conn arrowflight.Client, ticket schema.Ticket, m *meter) error {
+	// A return before the end of the stream cancels the call. Otherwise the server would
+	// keep the stream and its memory.
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	stream, err := conn.DoGet(ctx, &arrowflight.Ticket{Ticket: ticket.Marshal()})
@@ -198,6 +219,8 @@ func (c *streamCmd) stream(ctx context.Context, conn arrowflight.Client, ticket 
 		position = at[0]
 	}
 	for {
+		// The waiting time is that of Next alone. It includes decoding, which takes
+		// little, because Arrow's format needs no parsing.
 		asked := time.Now()
 		if !reader.Next() {
 			return reader.Err()
@@ -215,6 +238,8 @@ func (c *streamCmd) stream(ctx context.Context, conn arrowflight.Client, ticket 
 		}
 		if c.Compute > 0 {
 			select {
+			// The training step is simulated after the batch is counted. Meanwhile the
+			// server and the network can fill the buffers, as during a real step.
 			case <-time.After(c.Compute):
 			case <-ctx.Done():
 				return context.Cause(ctx)
@@ -223,7 +248,8 @@ func (c *streamCmd) stream(ctx context.Context, conn arrowflight.Client, ticket 
 	}
 }
 
-// countingStream counts the bytes of record batches' bodies.
+// countingStream counts the bytes of record batches' bodies. Headers and metadata are
+// left out, so that the rate is that of the data. One goroutine uses it.
 type countingStream struct {
 	arrowflight.DataStreamReader
 	bytes int64
@@ -236,14 +262,14 @@ func (s *countingStream) Recv() (*arrowflight.FlightData, error) {
 	return data, err
 }
 
-// take returns the count and begins anew.
+// take returns the count and resets it.
 func (s *countingStream) take() int64 {
 	n := s.bytes
 	s.bytes = 0
 	return n
 }
 
-// batchAbout is what is used of a batch's app_metadata.
+// batchAbout is the part of a batch's app_metadata that the meter uses.
 type batchAbout struct {
 	Epoch  uint64            `json:"epoch"`
 	Step   int64             `json:"step"`
@@ -251,7 +277,7 @@ type batchAbout struct {
 	Faults []json.RawMessage `json:"faults"`
 }
 
-// waits is where time went, in microseconds.
+// waits are durations by reason, in microseconds.
 type waits struct {
 	Store    int64 `json:"store"`
 	Spill    int64 `json:"spill"`
@@ -260,6 +286,7 @@ type waits struct {
 	Consumer int64 `json:"consumer"`
 }
 
+// plus returns w + sign·v. A sign of -1 gives the difference of two sums.
 func (w waits) plus(v waits, sign int64) waits {
 	return waits{
 		w.Store + sign*v.Store, w.Spill + sign*v.Spill, w.Window + sign*v.Window,
@@ -267,7 +294,9 @@ func (w waits) plus(v waits, sign int64) waits {
 	}
 }
 
-// stats is what is used of the answer to the stats action. A server that does not give a figure means 0.
+// stats is the part of the answer to the stats action that the meter uses. It is not the
+// server's own type, so that this tool can measure servers of other versions. A figure
+// that the server does not report is 0.
 type stats struct {
 	Engine struct {
 		ReadsInFlight int64 `json:"reads_in_flight"`
@@ -293,7 +322,8 @@ type stats struct {
 	} `json:"engine"`
 }
 
-// statsOf is what a server counts.
+// statsOf returns a server's counters. It reads up to the end of the answer, because
+// otherwise the call would stay open until ctx ends.
 func statsOf(ctx context.Context, server arrowflight.Client) (st stats, err error) {
 	results, err := server.DoAction(ctx, &arrowflight.Action{Type: "stats"})
 	if err != nil {
@@ -313,7 +343,8 @@ func statsOf(ctx context.Context, server arrowflight.Client) (st stats, err erro
 	return st, nil
 }
 
-// positionsOf are the values of a position column.
+// positionsOf returns the values of a position column. They are valid as long as column
+// is.
 func positionsOf(column arrow.Array) ([]int64, error) {
 	positions, ok := column.(*array.Int64)
 	if !ok {
@@ -322,14 +353,15 @@ func positionsOf(column arrow.Array) ([]int64, error) {
 	return positions.Int64Values(), nil
 }
 
-// reporter shows a measurement.
+// reporter shows a measurement. report is called once in each interval, by one goroutine,
+// and finish once, after the last report.
 type reporter interface {
 	interval() time.Duration
 	report(sample)
 	finish(summary) error
 }
 
-// reporter is a view where there is somebody to see it, and JSON lines elsewhere.
+// reporter returns a view if the standard output is a terminal, and JSON lines otherwise.
 func (c *streamCmd) reporter(app *command.App, m *meter) reporter {
 	out, ok := app.Stdout.(*os.File)
 	if c.JSON || !app.TTY || !ok || !term.IsTerminal(int(out.Fd())) {

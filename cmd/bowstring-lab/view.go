@@ -15,24 +15,31 @@ import (
 	"bowstring/cmd/bowstring/command"
 )
 
-// lines prints JSON lines.
+// lines prints a measurement as JSON lines, for a pipe or a file.
 type lines struct{ app *command.App }
 
 func (lines) interval() time.Duration { return reportInterval }
 
-func (l lines) report(s sample) { _ = json.NewEncoder(l.app.Stdout).Encode(s) } // the summary fails as well
+// report ignores an error of the output. finish writes to the same output and returns the
+// error.
+func (l lines) report(s sample) { _ = json.NewEncoder(l.app.Stdout).Encode(s) }
 
+// finish prints the summary as the last line.
 func (l lines) finish(s summary) error { return json.NewEncoder(l.app.Stdout).Encode(s) }
 
-// view draws on the terminal.
+// view draws a measurement on the terminal: a bar with the rate and viewRows lines below
+// it. It draws on the standard error, so that the summary alone goes to the standard
+// output.
 type view struct {
 	app *command.App
 	bar *progressbar.ProgressBar
 }
 
-// viewRows is how many lines there are below the bar.
+// viewRows is the number of lines below the bar. It must be the length of sample.view:
+// the library keeps the last lines only, and clears that many.
 const viewRows = 4
 
+// newView returns a view of a measurement of that many rows.
 func newView(app *command.App, rows int64) *view {
 	return &view{app, progressbar.NewOptions64(rows,
 		progressbar.OptionSetWriter(app.Stderr),
@@ -44,6 +51,8 @@ func newView(app *command.App, rows int64) *view {
 
 func (*view) interval() time.Duration { return drawInterval }
 
+// report draws a sample. The width is read at each sample, because users resize
+// terminals. An output that is no terminal has 80 columns.
 func (v *view) report(s sample) {
 	v.bar.Describe(fmt.Sprintf("%.1f MB/s", s.MBPerSecond))
 	_ = v.bar.Set64(s.Rows)
@@ -54,14 +63,16 @@ func (v *view) report(s sample) {
 		}
 	}
 	for _, line := range s.view() {
-		if len(line) >= width { // ASCII; a line that wraps would put the others out of place
+		if len(line) >= width { // all characters are ASCII
+			// A line that wraps would take two rows, and the library would clear one row
+			// too few.
 			line = line[:max(width-1, 0)]
 		}
 		_ = v.bar.AddDetail(line)
 	}
 }
 
-// view is what there is to say besides the rate, in viewRows lines.
+// view returns what a terminal shows besides the rate, in viewRows lines.
 func (s sample) view() []string {
 	e := &s.stats.Engine
 	milliseconds := func(us int64) string { return fmt.Sprintf("%.1f", float64(us)/1000) }
@@ -81,13 +92,15 @@ func (s sample) view() []string {
 	}
 }
 
+// finish replaces the drawing by the summary.
 func (v *view) finish(s summary) error {
 	_ = v.bar.Exit()
-	_, _ = fmt.Fprint(v.app.Stderr, "\r\x1b[J") // what was drawn
+	_, _ = fmt.Fprint(v.app.Stderr, "\r\x1b[J") // clears the bar and the lines below it
 	return v.app.Printf("%s", s.text())
 }
 
-// text is the summary for people.
+// text returns the summary for people. "exactly once" is absent if the stream had no
+// position column, because the meter then knows no rows.
 func (s summary) text() string {
 	var b strings.Builder
 	line := func(name, format string, args ...any) {
@@ -119,5 +132,6 @@ func (s summary) text() string {
 	return b.String()
 }
 
-// round keeps the given number of parts of a unit.
+// round rounds x to the given number of parts of a unit. JSON with more digits than a
+// measurement has would suggest a precision that does not exist.
 func round(x, parts float64) float64 { return math.Round(x*parts) / parts }

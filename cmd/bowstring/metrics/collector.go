@@ -36,8 +36,7 @@ import (
 
 const (
 	// maxJobs, maxDatasets and maxBuckets limit the names that have series of their own.
-	// A job has 11 series, a dataset 5 and a bucket 12, so that the three together stay
-	// below 2,000 series.
+	// A job has 12 series, a dataset 5.
 	maxJobs     = 100
 	maxDatasets = 50
 	maxBuckets  = 50
@@ -58,7 +57,7 @@ type Options struct {
 	// is nil if the server presents none.
 	Certificates func() map[string]time.Time
 	// AdminGuesses counts requests of the admin listener with a wrong token, and requests
-	// that the listener refused without a look at the token. It is nil if there is no
+	// that the listener refused without checking the token. It is nil if there is no
 	// such listener.
 	AdminGuesses func() (wrong, limited int64)
 	// Sources returns the sources of authentication and policy by name, and whether the
