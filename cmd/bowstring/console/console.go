@@ -1,15 +1,19 @@
-// Package console is a web page for operators and users of a server: the streams that
-// run, where their time goes, and the contents of the datasets. It is served below
-// /console/ by the listener of operators (cmd/bowstring/admin), from files that the
-// program has in itself.
+// Package console is a web page for operators and users of a server. It shows the running
+// streams, where their time goes, and the contents of the datasets. The listener of
+// operators (cmd/bowstring/admin) serves it below /console/, from files embedded in the
+// program.
 //
-// It is a Flight client like any other: it reads datasets from the server in the same
-// process, by calls with the viewer's token (package flight's ServeWithin), so that
-// rules, limits and the audit log hold for it. The statistics are read once a second for
-// all viewers together, and each gets what flight.Viewer.Visible returns for it.
+// The console is a Flight client like any other. It reads datasets by calls to the server
+// in the same process, with the viewer's token (ServeWithin of package flight). Policy,
+// limits and the audit log therefore apply to it. The statistics are read once a second
+// for all viewers together; each viewer gets what flight.Viewer.Visible returns for it.
 //
-// It changes nothing in the server, asks no other host for anything, and keeps no token
-// but in memory.
+// The console changes nothing in the server, sends no request to another host, and keeps
+// tokens in memory only.
+//
+// Begin with New in console.go. session.go decides who may see what, sampler.go sends
+// live statistics, query.go and summary.go answer requests for data, and link.go connects
+// them to the server. but in memory.
 package console
 
 import (
@@ -32,25 +36,27 @@ import (
 	"bowstring/flight"
 )
 
-// Options say what a Console shows, and to whom. Server must be set.
+// Options configure a Console. Server must be set.
 type Options struct {
-	// Server is what is looked at. It outlives the Console's start, and may be shut down
-	// before the Console is closed: what runs is shown until then.
+	// Server is the server that the console shows. It is started before the Console. It
+	// may be shut down before the Console is closed: running streams are shown until
+	// then.
 	Server *flight.Server
-	// Token returns the token that viewers need where the server does not know its
-	// callers; nil if there is none.
+	// Token returns the token of operators, which viewers need if the server does not
+	// authenticate its callers. nil means that no token is needed.
 	Token func() ([]byte, error)
-	// CheckToken returns nil if a token that came from an address is the one of Token, or else
-	// schema.ErrUnauthenticated, or schema.ErrLimit where too many wrong ones came from there. It
-	// must be set where Token is.
+	// CheckToken compares a token from an address with that of Token. It returns
+	// schema.ErrUnauthenticated for a wrong one, and schema.ErrLimit after too many wrong
+	// ones from the address. It is set if and only if Token is.
 	CheckToken func(ctx context.Context, addr, token string) error
-	// Every is the time between two looks. Default 1 s.
+	// Every is the time between two samples of the statistics. Default 1 s, at least 10
+	// ms.
 	Every time.Duration
-	// Logger receives what operators should know. Default slog.Default().
+	// Logger receives errors that viewers cannot be shown. Default slog.Default().
 	Logger *slog.Logger
 }
 
-// EnsureDefaults fills in the fields that are zero.
+// EnsureDefaults sets the fields that are zero and have a default.
 func (o *Options) EnsureDefaults() {
 	if o.Every == 0 {
 		o.Every = time.Second
@@ -60,7 +66,7 @@ func (o *Options) EnsureDefaults() {
 	}
 }
 
-// Validate returns an error that names the first field without a sensible value.
+// Validate returns an error that names the first invalid field.
 func (o *Options) Validate() error {
 	switch {
 	case o.Server == nil:
@@ -73,25 +79,29 @@ func (o *Options) Validate() error {
 	return nil
 }
 
-// Console answers browsers. It is safe for concurrent use.
+// Console is the handler of the pages and their data. It is safe for concurrent use.
 type Console struct {
 	opts     Options
 	mux      *http.ServeMux
 	sampler  *sampler
 	sessions *sessions
 	links    *links
-	turns    chan struct{} // one for each request for data that is worked on
-	ctx      context.Context
-	stop     context.CancelFunc
+	// turns has an element for each request for data in progress.
+	turns chan struct{}
+	// ctx ends with Close, and with it all sessions and event streams.
+	ctx  context.Context
+	stop context.CancelFunc
 }
 
-// maxRequests is how many requests for data are worked on at once; others wait.
+// maxRequests is how many requests for data run at once; others wait. Each may hold a
+// blob of 16 MiB.
 const maxRequests = 8
 
-// requestTimeout bounds a request for data: the listener ends an answer after 30 s.
+// requestTimeout bounds a request for data. It is below the 30 s after which the listener
+// cuts off an answer, so that the viewer gets an error and not a broken connection.
 const requestTimeout = 25 * time.Second
 
-// New returns a Console, which the caller closes.
+// New returns a Console. The caller closes it. An invalid Options is the only error.
 func New(opts Options) (*Console, error) {
 	opts.EnsureDefaults()
 	if err := opts.Validate(); err != nil {
@@ -114,13 +124,15 @@ func New(opts Options) (*Console, error) {
 	} {
 		c.mux.HandleFunc("GET /console/api/"+path, c.data(f))
 	}
+	// Other paths get an error as JSON, like all errors of the console.
 	c.mux.HandleFunc("/console/", func(w http.ResponseWriter, _ *http.Request) {
 		fail(w, http.StatusNotFound, "NOT_FOUND", "there is no such page")
 	})
 	return c, nil
 }
 
-// Close ends what viewers are being sent, and waits until nothing of the Console runs.
+// Close ends the sessions and event streams, and waits until all goroutines of the
+// Console have ended.
 func (c *Console) Close() error {
 	c.stop()
 	c.sampler.close()
@@ -128,12 +140,15 @@ func (c *Console) Close() error {
 	return c.links.close()
 }
 
-// policy is what pages may do: nothing but what comes from here as files of its own.
+// policy is the Content-Security-Policy of all pages. Only files of this host may run or
+// load: text in a dataset that gets into a page cannot become a script. Trusted Types
+// refuse the sinks that make HTML of text.
 const policy = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; media-src 'self'; " +
 	"connect-src 'self'; " +
 	"font-src 'self'; form-action 'none'; base-uri 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'"
 
-// ServeHTTP implements http.Handler.
+// ServeHTTP implements http.Handler. It sets the headers and rejects requests of other
+// sites before any handler runs.
 func (c *Console) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	h := w.Header()
 	h.Set("Content-Security-Policy", policy)
@@ -149,8 +164,11 @@ func (c *Console) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	c.mux.ServeHTTP(w, r)
 }
 
-// ofOwnPage reports whether it is not a page of another site that makes the request, by
-// what browsers say of it; only a person may come from elsewhere, to the page itself.
+// ofOwnPage reports whether a request may come from the console's own page. It checks
+// what browsers state about the initiator: Sec-Fetch-Site, or Origin in older ones. A
+// request from another site is allowed only if a person follows a link to the page
+// itself. The cookie is SameSite=Strict as well; this check also protects consoles
+// without sign-in.
 func ofOwnPage(r *http.Request) bool {
 	switch r.Header.Get("Sec-Fetch-Site") {
 	case "", "none", "same-origin":
@@ -161,7 +179,7 @@ func ofOwnPage(r *http.Request) bool {
 	return origin == "" || origin == "http://"+r.Host || origin == "https://"+r.Host
 }
 
-// answer sends JSON.
+// answer sends v as JSON. A value that cannot be encoded becomes the status 500.
 func answer(w http.ResponseWriter, code int, v any) {
 	b, err := json.Marshal(v)
 	if err != nil {
@@ -173,7 +191,7 @@ func answer(w http.ResponseWriter, code int, v any) {
 	_, _ = w.Write(b) // a failed write means that the client is gone
 }
 
-// problem is what went wrong, for the page.
+// problem is an error as the page gets it.
 type problem struct {
 	Code   string `json:"code"`
 	Error  string `json:"error"`
@@ -181,30 +199,33 @@ type problem struct {
 	Column int    `json:"column,omitempty"`
 }
 
+// fail sends an error. code is a name of a gRPC code, as Flight clients see it.
 func fail(w http.ResponseWriter, status int, code, text string) {
 	answer(w, status, problem{Code: code, Error: text})
 }
 
-// static holds the page: modules of JavaScript, styles, and in vendor what others have
-// made, with its licence; vendor/README.md says where from.
+// static holds the page: JavaScript modules, styles, and third-party files with their
+// licences in vendor. vendor/README.md names their sources.
 //
 //go:embed static
 var static embed.FS
 
-// asset is a file of the page.
+// asset is a file of the page. It is immutable.
 type asset struct {
 	kind, tag    string
 	plain, small []byte // small is compressed by gzip
 }
 
-// pages has the mux answer the files of the page.
+// pages registers the files of the page.
 func (c *Console) pages() {
 	for name, a := range assets() {
 		c.mux.HandleFunc("GET /console/"+name, a.serve)
 	}
 }
 
-// assets reads the files, and compresses each once. The page itself has the name "{$}".
+// assets reads the embedded files and compresses each of them once, at the start: they
+// are few and small. The page itself has the name "{$}", which the mux matches with the
+// bare path.
 func assets() map[string]*asset {
 	list := map[string]*asset{}
 	err := fs.WalkDir(static, "static", func(p string, d fs.DirEntry, err error) error {
@@ -241,6 +262,8 @@ func assets() map[string]*asset {
 	return list
 }
 
+// kindOf returns the media type of a file. The types that the page needs are fixed here,
+// because the table of the mime package depends on the machine.
 func kindOf(p string) string {
 	switch path.Ext(p) {
 	case ".js":
@@ -257,6 +280,9 @@ func kindOf(p string) string {
 	return mime.TypeByExtension(path.Ext(p))
 }
 
+// serve sends the file, compressed if the browser accepts that. The tag is a hash of the
+// content, so that a browser revalidates each time and transfers only what a new version
+// changed.
 func (a *asset) serve(w http.ResponseWriter, r *http.Request) {
 	h := w.Header()
 	h.Set("Content-Type", a.kind)

@@ -16,15 +16,17 @@ import (
 )
 
 const (
-	// maxAnswer is the longest message that is taken from the server: a blob and what is
-	// around it.
+	// maxAnswer is the longest message accepted from the server: the largest shown blob
+	// and its envelope.
 	maxAnswer = maxBlob + 1<<20
-	// maxLinks is how many addresses have a connection of their own that is kept.
+	// maxLinks is how many addresses keep a connection. Connections in use are kept
+	// beyond it.
 	maxLinks = 64
 )
 
-// links are the connections to the server within the process: one for each address that
-// requests come from, whose limits are then those of its other calls.
+// links are the in-process connections to the server, one for each address of a viewer.
+// The server limits calls by address: with one shared connection, one viewer could use up
+// the limits of all.
 type links struct {
 	pipe *pipe
 	done chan error // what ServeWithin returned
@@ -33,6 +35,7 @@ type links struct {
 	byKey map[string]*link // guarded by mu
 }
 
+// link is a Flight client for one address. gRPC multiplexes the calls of its users.
 type link struct {
 	arrowflight.Client
 	conn  *grpc.ClientConn
@@ -40,6 +43,8 @@ type link struct {
 	last  time.Time // guarded by links.mu
 }
 
+// newLinks serves the server on an in-process listener, in a goroutine that ends with
+// close.
 func newLinks(server *flight.Server, log *slog.Logger) *links {
 	l := &links{pipe: newPipe(), done: make(chan error, 1), byKey: map[string]*link{}}
 	go func() {
@@ -52,7 +57,8 @@ func newLinks(server *flight.Server, log *slog.Logger) *links {
 	return l
 }
 
-// get returns the connection of an address, and what gives it back.
+// get returns the connection of an address and a function that releases it. The port does
+// not count: a browser uses many.
 func (l *links) get(from net.Addr) (*link, func(), error) {
 	key, _, err := net.SplitHostPort(from.String())
 	if err != nil {
@@ -63,6 +69,8 @@ func (l *links) get(from net.Addr) (*link, func(), error) {
 	one := l.byKey[key]
 	if one == nil {
 		l.makeRoomLocked()
+		// The dialer ignores the target. Retries are off: the viewer sees an error at
+		// once.
 		conn, err := grpc.NewClient("passthrough:///console", grpc.WithTransportCredentials(insecure.NewCredentials()),
 			grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
 				return l.pipe.dial(ctx, from)
@@ -85,7 +93,7 @@ func (l *links) get(from net.Addr) (*link, func(), error) {
 }
 
 // makeRoomLocked closes the connection that has been unused for longest, if there are
-// many.
+// maxLinks or more. l.mu is held.
 func (l *links) makeRoomLocked() {
 	if len(l.byKey) < maxLinks {
 		return
@@ -102,7 +110,7 @@ func (l *links) makeRoomLocked() {
 	}
 }
 
-// close ends the connections. The server is shut down, or refuses new ones.
+// close ends the connections and waits for the goroutine of newLinks.
 func (l *links) close() error {
 	var err error
 	l.mu.Lock()
@@ -116,7 +124,8 @@ func (l *links) close() error {
 	return err
 }
 
-// pipe is a listener for connections from within the process.
+// pipe is a net.Listener for connections within the process. It needs no port, so that no
+// other process can connect with a forged address.
 type pipe struct {
 	conns  chan net.Conn
 	closed chan struct{}
@@ -144,7 +153,8 @@ func (p *pipe) Close() error {
 // Addr implements net.Listener.
 func (*pipe) Addr() net.Addr { return within{} }
 
-// dial makes a connection that seems to come from an address.
+// dial returns a connection whose other end reports from as its remote address. It blocks
+// until the server accepts it, the pipe is closed, or ctx ends.
 func (p *pipe) dial(ctx context.Context, from net.Addr) (net.Conn, error) {
 	ours, theirs := net.Pipe()
 	select {
@@ -157,6 +167,7 @@ func (p *pipe) dial(ctx context.Context, from net.Addr) (net.Conn, error) {
 	}
 }
 
+// pipeConn is the server's end of a connection, with the address of the viewer.
 type pipeConn struct {
 	net.Conn
 	from net.Addr
@@ -165,7 +176,7 @@ type pipeConn struct {
 // RemoteAddr implements net.Conn.
 func (c pipeConn) RemoteAddr() net.Addr { return c.from }
 
-// within is the address of the process itself.
+// within is the address of the listener itself.
 type within struct{}
 
 // Network implements net.Addr.

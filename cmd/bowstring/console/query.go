@@ -28,17 +28,20 @@ import (
 	"bowstring/schema"
 )
 
-// query is a request for data, answered by Flight calls with the viewer's token. It is
-// used by one goroutine.
+// query is one request for data, which Flight calls with the viewer's token answer. It
+// belongs to the goroutine of the request.
 type query struct {
-	w      http.ResponseWriter
-	r      *http.Request
+	w http.ResponseWriter
+	r *http.Request
+	// ctx ends with the request, with the session, and after requestTimeout.
 	ctx    context.Context
 	client *link
 	form   url.Values
 }
 
-// data answers requests for data to those whom the server knows.
+// data wraps f for viewers with a session. It limits the requests in progress, connects
+// to the server with the viewer's token, and turns an error of f into an answer. f must
+// not have answered if it returns an error.
 func (c *Console) data(f func(*query) error) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		s, why := c.viewer(r)
@@ -48,6 +51,7 @@ func (c *Console) data(f func(*query) error) http.HandlerFunc {
 		}
 		ctx, cancel := context.WithTimeout(r.Context(), requestTimeout)
 		defer cancel()
+		// If the token is revoked, the answer in progress ends as well.
 		defer context.AfterFunc(s.ended, cancel)()
 		select {
 		case c.turns <- struct{}{}:
@@ -75,7 +79,8 @@ func (c *Console) data(f func(*query) error) http.HandlerFunc {
 	}
 }
 
-// statusOf are the HTTP statuses of the codes that calls end with.
+// statusOf maps the gRPC codes of failed calls to HTTP statuses and to their names in the
+// answer. Other codes become 500 INTERNAL.
 var statusOf = map[codes.Code]struct {
 	status int
 	name   string
@@ -91,11 +96,12 @@ var statusOf = map[codes.Code]struct {
 	codes.DataLoss:          {http.StatusBadGateway, "DATA_LOSS"},
 }
 
-// whereError is how the server says where an expression is wrong; the lines after the
-// first show the place as text.
+// whereError matches how the server reports the place of an error in an expression. The
+// lines after the first show the place as text.
 var whereError = regexp.MustCompile(`(?s)where:(\d+):(\d+): ([^\n]*)`)
 
-// refuse answers with what went wrong.
+// refuse answers with an error. Errors of this package wrap schema.ErrInvalid; all others
+// have a gRPC status.
 func refuse(w http.ResponseWriter, err error) {
 	if errors.Is(err, schema.ErrInvalid) {
 		fail(w, http.StatusBadRequest, "INVALID_ARGUMENT", err.Error())
@@ -114,7 +120,7 @@ func refuse(w http.ResponseWriter, err error) {
 	answer(w, code, p)
 }
 
-// number reads a parameter that is a number from 0 to most.
+// number parses a parameter as a number from 0 to most. An absent parameter is otherwise.
 func (q *query) number(name string, otherwise, most int64) (int64, error) {
 	text := q.form.Get(name)
 	if text == "" {
@@ -128,7 +134,8 @@ func (q *query) number(name string, otherwise, most int64) (int64, error) {
 	return n, nil
 }
 
-// request is what the parameters ask for; the server checks it.
+// request assembles a request from the parameters. The server validates it, so that there
+// is one set of rules.
 func (q *query) request(columns ...string) (schema.Request, error) {
 	n, err := q.number("snapshot", 0, 1<<62)
 	return schema.Request{
@@ -137,7 +144,8 @@ func (q *query) request(columns ...string) (schema.Request, error) {
 	}, err
 }
 
-// act calls an action and returns its results.
+// act calls an action and returns its results. It stops after maxDatasets+1 results, from
+// which callers see that there are more.
 func (q *query) act(name string, body any) ([]json.RawMessage, error) {
 	b, err := json.Marshal(body)
 	if err != nil {
@@ -164,7 +172,8 @@ func (q *query) act(name string, body any) ([]json.RawMessage, error) {
 	}
 }
 
-// one is the only result of an action.
+// one calls an action that has exactly one result, and decodes the result into into
+// unless that is nil.
 func (q *query) one(name string, body any, into any) (json.RawMessage, error) {
 	results, err := q.act(name, body)
 	if err != nil {
@@ -179,7 +188,8 @@ func (q *query) one(name string, body any, into any) (json.RawMessage, error) {
 	return results[0], json.Unmarshal(results[0], into)
 }
 
-// count is how many rows a request has.
+// count returns the number of rows of a request. GetFlightInfo states it, so that no rows
+// are sent.
 func (q *query) count(req schema.Request) (int64, error) {
 	req.Columns = []string{schema.PositionColumn}
 	info, err := q.client.GetFlightInfo(q.ctx, &arrowflight.FlightDescriptor{Type: arrowflight.DescriptorCMD,
@@ -190,7 +200,8 @@ func (q *query) count(req schema.Request) (int64, error) {
 	return info.GetTotalRecords(), nil
 }
 
-// read gives the record batches of a ticket to each, until it wants no more.
+// read passes the record batches of a ticket to each, until each returns false. A record
+// is valid only during the call.
 func (q *query) read(t schema.Ticket, each func(arrow.Record) (more bool, err error)) error {
 	ctx, cancel := context.WithCancel(q.ctx)
 	defer cancel()
@@ -201,6 +212,7 @@ func (q *query) read(t schema.Ticket, each func(arrow.Record) (more bool, err er
 	return records(stream, each)
 }
 
+// records passes the record batches of a stream to each, until each returns false.
 func records(stream arrowflight.DataStreamReader, each func(arrow.Record) (more bool, err error)) error {
 	reader, err := arrowflight.NewRecordReader(stream)
 	if err != nil {
@@ -219,15 +231,18 @@ const (
 	maxDatasets = 5000 // that are listed
 	maxPage     = 200  // samples that are shown at once
 	maxCell     = 2000 // bytes of a text that is shown
-	maxExact    = 1 << 53
+	// The largest integer up to which JavaScript's numbers are exact. Others are sent as
+	// text.
+	maxExact = 1 << 53
 )
 
-// snapshotBody is the body of actions that take a snapshot.
+// snapshotBody is the body of actions on a snapshot. Snapshot 0 is the newest.
 type snapshotBody struct {
 	Dataset  string `json:"dataset"`
 	Snapshot int64  `json:"snapshot,omitempty"`
 }
 
+// datasets answers with the datasets that the viewer may see.
 func (q *query) datasets() error {
 	results, err := q.act("list", struct{}{})
 	if err != nil {
@@ -241,6 +256,7 @@ func (q *query) datasets() error {
 	return nil
 }
 
+// dataset answers with the server's description of a snapshot.
 func (q *query) dataset() error {
 	n, err := q.number("snapshot", 0, 1<<62)
 	if err != nil {
@@ -254,7 +270,9 @@ func (q *query) dataset() error {
 	return nil
 }
 
-// samples is a page of the samples that a request has, in order of position.
+// samples answers with one page of the samples of a request, in order of position. A page
+// is a step of a ticket with the page size as its batch, so that the server seeks to it
+// instead of skipping rows.
 func (q *query) samples() error {
 	size, err := q.number("size", 48, maxPage)
 	if err != nil {
@@ -291,8 +309,8 @@ func (q *query) samples() error {
 	return nil
 }
 
-// row is a row as the page shows it: texts cut short, and numbers that JavaScript or JSON
-// do not have as texts.
+// row returns a row as the page shows it: long texts are cut, and numbers that JavaScript
+// or JSON cannot represent are texts.
 func row(rec arrow.Record, i int) export.Object {
 	var o export.Object
 	for at, f := range rec.Schema().Fields() {
@@ -301,6 +319,7 @@ func row(rec arrow.Record, i int) export.Object {
 	return o
 }
 
+// shown prepares a value for the page, also within structs. It changes maps in place.
 func shown(v any) any {
 	switch v := v.(type) {
 	case string:
@@ -327,7 +346,8 @@ func shown(v any) any {
 	return v
 }
 
-// short cuts a text to a number of bytes.
+// short cuts a text to at most most bytes, at the boundary of a character, and marks the
+// cut.
 func short(text string, most int) string {
 	if len(text) <= most {
 		return text
@@ -335,11 +355,15 @@ func short(text string, most int) string {
 	return strings.ToValidUTF8(text[:most], "") + "…"
 }
 
-// maxBlob is the largest blob that is shown.
+// maxBlob is the largest blob in bytes that is sent. The whole blob is held in memory.
 const maxBlob = 16 << 20
 
-// blob sends a stored blob as it is, if it is an image or a sound by its first bytes. It
-// is nothing that could run: whatever its bytes are, the browser takes them for that.
+// blob sends a stored blob unchanged, if its first bytes are those of an image or a
+// sound.
+//
+// A blob is data of users and may be hostile. The media type comes from a fixed list
+// without scripts, nosniff makes the browser keep to it, and a policy of its own
+// sandboxes the answer.
 func (q *query) blob() error {
 	n, err := q.number("position", 0, 1<<62)
 	if err != nil {
@@ -353,6 +377,7 @@ func (q *query) blob() error {
 	if column == "" {
 		return &schema.FieldError{Field: "column", Got: "nothing", Want: "the name of a column of images or sounds"}
 	}
+	// A position counts in the whole snapshot, so filters do not apply.
 	req.Where, req.Split = "", ""
 	req.Selection, req.Batch = &schema.SelectionRef{Positions: []int64{n}}, 1
 	var content []byte
@@ -391,8 +416,9 @@ func (q *query) blob() error {
 	return nil
 }
 
-// mediaType is what a blob is by its first bytes, if it is an image or a sound that
-// browsers show and that can carry no script; SVG can.
+// mediaType returns the media type of a blob by its first bytes; "" if it is not on the
+// list. The list has the images and sounds that browsers show and that cannot carry
+// scripts. SVG can, and is absent.
 func mediaType(b []byte) string {
 	switch kind := http.DetectContentType(b); kind {
 	case "image/jpeg", "image/png", "image/gif", "image/webp", "image/bmp", "audio/mpeg", "audio/wave":
@@ -411,7 +437,7 @@ func mediaType(b []byte) string {
 	return ""
 }
 
-// explainBody is the body of the action explain.
+// explainBody is the body of the action explain. LookMS is in milliseconds.
 type explainBody struct {
 	schema.Request
 	PaceMS float64 `json:"pace_ms,omitempty"`
@@ -420,10 +446,12 @@ type explainBody struct {
 	LookMS int64   `json:"look_ms"`
 }
 
-// lookMS is for how long a job that runs is looked at.
+// lookMS is how long the server observes a running job for an explanation, in
+// milliseconds. The viewer waits for it.
 const lookMS = 1000
 
-// explain says how a job will run, and how one runs.
+// explain answers with a prediction of how a job would run, and with how a running one
+// does.
 func (q *query) explain() error {
 	req, err := q.request()
 	if err != nil {
@@ -456,7 +484,8 @@ func (q *query) explain() error {
 	return nil
 }
 
-// lineageBody is the body of the action lineage.
+// lineageBody is the body of the action lineage. A nil field does not restrict the
+// search.
 type lineageBody struct {
 	Job   string  `json:"job,omitempty"`
 	Epoch *uint64 `json:"epoch,omitempty"`
@@ -464,7 +493,7 @@ type lineageBody struct {
 	Rank  *int64  `json:"rank,omitempty"`
 }
 
-// lineage is the jobs on record, or what a step of one held.
+// lineage answers with the recorded jobs, or with the content of one step of a job.
 func (q *query) lineage() error {
 	body := lineageBody{Job: q.form.Get("job")}
 	for name, to := range map[string]**int64{"step": &body.Step, "rank": &body.Rank} {
@@ -496,7 +525,9 @@ func (q *query) lineage() error {
 	return nil
 }
 
-// cluster is what the server knows of its cluster; null where it is in none, or the viewer may not know.
+// cluster answers with the server's view of its cluster. It is null if the server is in
+// no cluster, or if the viewer may not see it. Only this part of the statistics is passed
+// on.
 func (q *query) cluster() error {
 	var stats struct {
 		Cluster json.RawMessage `json:"cluster"`
@@ -513,17 +544,17 @@ func (q *query) cluster() error {
 	return nil
 }
 
-// maxHistory is how many snapshots are looked at, the newest.
+// maxHistory is how many of the newest snapshots a history covers. Each costs two calls.
 const maxHistory = 50
 
-// occurrence is a sample in a snapshot.
+// occurrence is a sample in one snapshot.
 type occurrence struct {
 	Snapshot int64          `json:"snapshot"`
 	Created  time.Time      `json:"created"`
 	Row      *export.Object `json:"row"` // null where the sample is not in it
 }
 
-// history says in which snapshots a sample is, and with what.
+// history answers with the newest snapshots and what each contains of a sample.
 func (q *query) history() error {
 	id, err := schema.ParseID(q.form.Get("id"))
 	if err != nil {
@@ -551,7 +582,7 @@ func (q *query) history() error {
 	return nil
 }
 
-// described is what is needed of the description of a snapshot.
+// described is the part of a snapshot's description that is used here.
 type described struct {
 	Snapshot  int64     `json:"snapshot"`
 	Created   time.Time `json:"created"`
@@ -562,7 +593,8 @@ type described struct {
 	} `json:"columns"`
 }
 
-// find looks a sample up in a snapshot: what is known of it without its blobs.
+// find looks a sample up in a snapshot. It returns the metadata, and the sizes and keys
+// of the blobs. It does not read blobs: the keys show whether a blob has changed.
 func (q *query) find(snapshot int64, id schema.ID) (occurrence, error) {
 	var about described
 	if _, err := q.one("describe", snapshotBody{q.form.Get("dataset"), snapshot}, &about); err != nil {
@@ -603,7 +635,7 @@ func (q *query) find(snapshot int64, id schema.ID) (occurrence, error) {
 	return one, err
 }
 
-// ask sends the one id that is looked for.
+// ask sends the one id whose sample is wanted, as the request of a "take" exchange.
 func ask(stream arrowflight.FlightService_DoExchangeClient, command []byte, id schema.ID) error {
 	b := array.NewFixedSizeBinaryBuilder(memory.DefaultAllocator, &arrow.FixedSizeBinaryType{ByteWidth: len(id)})
 	defer b.Release()

@@ -12,25 +12,27 @@ import (
 )
 
 const (
-	// remembered is how many moments the chart goes back.
+	// remembered is how many moments the chart covers: ten minutes at one a second.
 	remembered = 600
-	// lingering is for how long sampling goes on without viewers, so that a viewer who
-	// comes back sees the history.
+	// lingering is how long sampling continues without viewers. A viewer who reloads the
+	// page finds the history.
 	lingering = 10 * time.Minute
 )
 
-// moment is two samples of the statistics, one after the other, and what every viewer
-// with full rights is sent. It is immutable.
+// moment is two successive samples of the statistics, and what viewers with full rights
+// get of them. It is immutable once published, except for the result of once.
 type moment struct {
 	before, after *flight.Status
-	whole         *watch.View // of all of it; set before anybody else has the moment
+	// whole is the unrestricted view; it is set before the moment is published.
+	whole *watch.View
 
+	// once guards full and err, the encoding for viewers with full rights.
 	once sync.Once
-	full []byte // see all
+	full []byte
 	err  error
 }
 
-// past is what the chart shows of a moment.
+// past is a point of the chart. Rates are means over one interval.
 type past struct {
 	At    int64   `json:"at"` // milliseconds since 1970
 	Bytes float64 `json:"bytes_per_s"`
@@ -40,8 +42,9 @@ type past struct {
 	P99   int64   `json:"store_p99_us"`
 }
 
-// sampler reads the server's statistics, once for all viewers. It does so while there are
-// any, and for a while after. Its goroutine ends with close.
+// sampler reads the server's statistics, once for all viewers. Its goroutine runs while
+// there are viewers, and for lingering after the last one. It ends with close. Without
+// viewers the console costs the server nothing.
 type sampler struct {
 	status func() *flight.Status
 	every  time.Duration
@@ -61,7 +64,7 @@ func newSampler(status func() *flight.Status, every time.Duration) *sampler {
 	return &sampler{status: status, every: every, changed: make(chan struct{}), done: make(chan struct{})}
 }
 
-// enter counts a viewer in; leave counts him out.
+// enter registers a viewer and starts sampling if necessary. The caller calls leave once.
 func (s *sampler) enter() (leave func()) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -77,26 +80,29 @@ func (s *sampler) enter() (leave func()) {
 	}
 }
 
-// current is the last moment, nil if there is none yet, and what is closed when there is
-// another.
+// current returns the last moment, nil before the first, and a channel that is closed
+// when the next moment is published. A channel for each viewer would need a goroutine
+// that serves slow ones.
 func (s *sampler) current() (*moment, <-chan struct{}) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.now, s.changed
 }
 
-// history is what was, in order, up to the last moment.
+// history returns a copy of the points of the chart, oldest first.
 func (s *sampler) history() []past {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return append([]past{}, s.was...)
 }
 
+// run samples until close, or until there have been no viewers for lingering.
 func (s *sampler) run() {
 	tick := time.NewTicker(s.every)
 	defer tick.Stop()
 	before, seen := s.status(), time.Now()
-	// The first viewer is shown something at once; of a tenth of a second rates are known.
+	// The first viewer gets a moment after a tenth of a second instead of a whole
+	// interval. That is long enough for rates.
 	first := time.NewTimer(min(s.every, 100*time.Millisecond))
 	defer first.Stop()
 	for {
@@ -116,17 +122,19 @@ func (s *sampler) run() {
 	}
 }
 
-// publish makes a moment the last one, and reports whether there are viewers.
+// publish makes m the current moment and reports whether there are viewers.
 func (s *sampler) publish(m *moment) bool {
 	v := m.view((*flight.Status).All)
 	m.whole = v
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.now = m
+	// The first moment covers too short a time for a point of the chart.
 	if v.Seconds > s.every.Seconds()/2 { // what the first moment has is no rate to remember
 		s.was = append(s.was, past{v.At.UnixMilli(), v.BytesPerSec, v.StoreBytesPerS, v.SpillBytesPerS, v.RowsPerSec,
 			v.StoreP99})
 	}
+	// A new slice, so that the dropped points do not stay in memory.
 	if len(s.was) > remembered {
 		s.was = append(s.was[:0:0], s.was[len(s.was)-remembered:]...)
 	}
@@ -135,7 +143,9 @@ func (s *sampler) publish(m *moment) bool {
 	return s.viewers > 0
 }
 
-// rest stops sampling unless a viewer has come in the last moment.
+// rest ends sampling and forgets the history, unless a viewer has entered since the last
+// moment. Both are decided under one lock: a viewer who enters afterwards starts a new
+// goroutine.
 func (s *sampler) rest() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -146,6 +156,7 @@ func (s *sampler) rest() bool {
 	return true
 }
 
+// close ends the goroutine and waits for it. It may be called twice.
 func (s *sampler) close() {
 	s.mu.Lock()
 	if !s.closed {
@@ -156,23 +167,26 @@ func (s *sampler) close() {
 	s.work.Wait()
 }
 
-// view is the difference of the two samples, with what a viewer may see.
+// view computes the difference of the two samples, each reduced by sees to what a viewer
+// may see.
 func (m *moment) view(sees func(*flight.Status) flight.VisibleStatus) *watch.View {
 	a, b := sees(m.before), sees(m.after)
 	return watch.Between("", &watch.Observation{At: a.At, Stats: a.Stats, More: a.More},
 		&watch.Observation{At: b.At, Stats: b.Stats, More: b.More})
 }
 
-// sent is what the page is sent of a moment.
+// sent is the event "view" of a moment.
 type sent struct {
 	*watch.View
-	All     bool      `json:"all"` // it is of the whole server
+	// All says that the view covers the whole server, not only the viewer's own streams.
+	All     bool      `json:"all"`
 	Started time.Time `json:"started"`
 	Calls   int64     `json:"calls"`
 }
 
-// encoded is what a viewer is sent of the moment, and whether that is all of it: that is
-// made once for all who see all.
+// encoded returns the event of the moment for a viewer, and whether it covers the whole
+// server. All viewers with full rights share one encoding, so that a hundred open pages
+// cost as much as one.
 func (m *moment) encoded(v *flight.Viewer) (data []byte, all bool, err error) {
 	sight := v.Visible(m.after)
 	encode := func(view *watch.View) ([]byte, error) {
@@ -186,11 +200,15 @@ func (m *moment) encoded(v *flight.Viewer) (data []byte, all bool, err error) {
 	return m.full, true, m.err
 }
 
-// eventTimeout is how long a viewer may take to read what it is sent.
+// eventTimeout is how long a viewer's connection may block a write before it is closed.
 const eventTimeout = 30 * time.Second
 
-// live sends what runs, as server-sent events: "history" once to those who see all of the
-// server, then "view" about every second, and "end" when the viewer has to sign in again.
+// live sends the running streams as server-sent events. The event "history" comes once,
+// for viewers who see the whole server. "view" comes about once a second, and "end" if
+// the viewer must sign in again.
+//
+// A slow viewer skips moments: it takes the current one when its last write is done, and
+// no queue grows.
 func (c *Console) live(w http.ResponseWriter, r *http.Request) {
 	s, why := c.viewer(r)
 	if why != nil {
@@ -219,6 +237,7 @@ func (c *Console) live(w http.ResponseWriter, r *http.Request) {
 	last, announced := (*moment)(nil), false
 	for {
 		m, changed := c.sampler.current()
+		// A moment older than five intervals does not show what runs now, and is skipped.
 		if m != nil && m != last && time.Since(m.after.At) < 5*c.opts.Every {
 			data, all, err := m.encoded(s.viewer)
 			if err != nil {
@@ -246,6 +265,8 @@ func (c *Console) live(w http.ResponseWriter, r *http.Request) {
 		case <-c.ctx.Done():
 			return
 		}
+		// A session can end without an event: its time is up, or the token of operators
+		// has changed.
 		if !c.alive(s) {
 			send("end", []byte("{}"))
 			return

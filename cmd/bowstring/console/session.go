@@ -20,32 +20,44 @@ import (
 )
 
 const (
-	maxSessions   = 1024
+	// maxSessions bounds the memory of sessions, and of addresses without sign-in. The
+	// oldest one is removed.
+	maxSessions = 1024
+	// sessionLength is a working day: the next morning a viewer signs in again.
 	sessionLength = 12 * time.Hour
 	maxViews      = 16 // pages of one session that are open at once, or of an address without
-	maxToken      = 16 << 10
+	// maxToken is the most bytes read of a sign-in.
+	maxToken = 16 << 10
 )
 
-// How viewers say who they are.
+// Modes of authentication, as the page gets them.
 const (
 	byCaller  = "caller" // with the token of a Flight client, whose rights they have
 	byToken   = "token"  // with the token of operators
 	openToAll = "open"   // not at all: nor do Flight clients
 )
 
-// session is a viewer.
+// session is a viewer who has signed in, or an address if no sign-in is needed. All
+// fields but views are immutable after newSession and signIn.
 type session struct {
-	token  string // of Flight calls; "" where there is none
+	token string // of Flight calls; "" where there is none
+	// hash is that of the operators' token at the sign-in. If the token changes, the
+	// session is no longer valid.
 	hash   [sha256.Size]byte
 	viewer *flight.Viewer
 	since  time.Time
-	ended  context.Context // when the token has been revoked or he has signed out
-	end    context.CancelFunc
+	// ended is done when the caller's token is revoked, when the viewer signs out, or
+	// when the Console is closed.
+	ended context.Context
+	end   context.CancelFunc
 
-	mu    sync.Mutex
-	views int // guarded by mu
+	mu sync.Mutex
+	// views is how many event streams of the session are open. It is guarded by mu.
+	views int
 }
 
+// beginView counts an event stream, and returns false if the session has maxViews
+// already.
 func (s *session) beginView() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -56,19 +68,22 @@ func (s *session) beginView() bool {
 	return true
 }
 
+// endView ends a view that beginView has counted.
 func (s *session) endView() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.views--
 }
 
+// viewing reports whether an event stream is open.
 func (s *session) viewing() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.views > 0
 }
 
-// sessions are those who have signed in, by the hash of what their cookies say.
+// sessions are the sessions by the SHA-256 of their cookie. The secrets themselves are
+// not kept.
 type sessions struct {
 	mu     sync.Mutex
 	byHash map[[sha256.Size]byte]*session // guarded by mu
@@ -79,6 +94,7 @@ func newSessions() *sessions {
 	return &sessions{byHash: map[[sha256.Size]byte]*session{}, open: map[string]*session{}}
 }
 
+// close ends all sessions.
 func (l *sessions) close() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -92,13 +108,14 @@ func (l *sessions) close() {
 	clear(l.open)
 }
 
+// leave ends the session's requests and releases its viewer at the server.
 func (s *session) leave() {
 	s.end()
 	s.viewer.Leave()
 }
 
-// add keeps a session under a new secret, which it returns. The oldest goes where there
-// are too many.
+// add keeps a session under a new secret, which it returns for the cookie. If there are
+// maxSessions, the oldest one ends.
 func (l *sessions) add(s *session) string {
 	secret := rand.Text()
 	l.mu.Lock()
@@ -118,12 +135,14 @@ func (l *sessions) add(s *session) string {
 	return secret
 }
 
+// get returns the session of a secret, nil if there is none.
 func (l *sessions) get(secret string) *session {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.byHash[sha256.Sum256([]byte(secret))]
 }
 
+// remove ends the session of a secret, if there is one.
 func (l *sessions) remove(secret string) {
 	h := sha256.Sum256([]byte(secret))
 	l.mu.Lock()
@@ -135,7 +154,7 @@ func (l *sessions) remove(secret string) {
 	}
 }
 
-// mode is how viewers say who they are.
+// mode returns how viewers authenticate.
 func (c *Console) mode() string {
 	switch {
 	case c.opts.Server.Authenticates():
@@ -146,12 +165,14 @@ func (c *Console) mode() string {
 	return openToAll
 }
 
-// cookieName is the name of the cookie: browsers send cookies to all ports of a host.
+// cookieName returns the name of the cookie. It contains the port, because browsers send
+// a cookie to all ports of a host: two servers on one host would overwrite each other's.
 func cookieName(r *http.Request) string {
 	_, port, _ := net.SplitHostPort(r.Host)
 	return "bowstring_console_" + port
 }
 
+// secretOf returns the secret in a request's cookie, "" if there is none.
 func secretOf(r *http.Request) string {
 	cookie, err := r.Cookie(cookieName(r))
 	if err != nil {
@@ -160,13 +181,14 @@ func secretOf(r *http.Request) string {
 	return cookie.Value
 }
 
-// signInNeeded is the answer to an unknown viewer.
+// signInNeeded is the answer to a request without a valid session. Mode shows the page
+// which token to ask for.
 type signInNeeded struct {
 	problem
 	Mode string `json:"mode"`
 }
 
-// viewer returns the session of a request, or the answer if there is none.
+// viewer returns the session of a request, or the answer to a request without one.
 func (c *Console) viewer(r *http.Request) (*session, *signInNeeded) {
 	mode := c.mode()
 	if mode == openToAll {
@@ -182,8 +204,8 @@ func (c *Console) viewer(r *http.Request) (*session, *signInNeeded) {
 	return nil, &signInNeeded{problem{Code: "UNAUTHENTICATED", Error: "sign in with a token"}, mode}
 }
 
-// anybody is the one session of an address, if there is no sign-in. If there are too
-// many, the oldest one without an open page is removed.
+// anybody returns the session of an address, for servers without sign-in. If there are
+// maxSessions, the oldest one without an open page ends.
 func (c *Console) anybody(r *http.Request) (*session, *signInNeeded) {
 	host, _, _ := net.SplitHostPort(r.RemoteAddr)
 	c.sessions.mu.Lock()
@@ -202,7 +224,8 @@ func (c *Console) anybody(r *http.Request) (*session, *signInNeeded) {
 	return s, nil
 }
 
-// makeRoomLocked ends the oldest session of an address that has no view open, and reports whether there was one.
+// makeRoomLocked ends the oldest session of an address without an open page, and reports
+// whether there was one. l.mu is held.
 func (l *sessions) makeRoomLocked() bool {
 	host, oldest := "", (*session)(nil)
 	for h, one := range l.open {
@@ -218,7 +241,8 @@ func (l *sessions) makeRoomLocked() bool {
 	return true
 }
 
-// alive reports whether a session is still valid.
+// alive reports whether a session is still valid. It compares the current token of
+// operators, so that a changed token file locks out old sessions without a restart.
 func (c *Console) alive(s *session) bool {
 	if s.ended.Err() != nil {
 		return false
@@ -237,6 +261,9 @@ func (c *Console) alive(s *session) bool {
 	return true
 }
 
+// newSession registers a viewer at the server. token is the caller's own; the token of
+// operators is never sent to the server. The server ends the session when it revokes the
+// caller's token.
 func (c *Console) newSession(r *http.Request, token string) (*session, error) {
 	s := &session{since: time.Now()}
 	s.ended, s.end = context.WithCancel(c.ctx)
@@ -251,7 +278,7 @@ func (c *Console) newSession(r *http.Request, token string) (*session, error) {
 	return s, nil
 }
 
-// remote is where a request comes from.
+// remote returns the address of a request; a zero address if it cannot be parsed.
 func remote(r *http.Request) net.Addr {
 	addr, err := net.ResolveTCPAddr("tcp", r.RemoteAddr) // it is an address, and not looked up
 	if err != nil {
@@ -260,12 +287,13 @@ func remote(r *http.Request) net.Addr {
 	return addr
 }
 
-// me returns the name and the rights of the viewer.
+// me is the answer to a viewer about himself.
 type me struct {
 	Mode      string `json:"mode"`
 	Principal string `json:"principal"`
 }
 
+// whoAmI answers with the viewer of the session.
 func (c *Console) whoAmI(w http.ResponseWriter, r *http.Request) {
 	s, why := c.viewer(r)
 	if why != nil {
@@ -275,9 +303,11 @@ func (c *Console) whoAmI(w http.ResponseWriter, r *http.Request) {
 	answer(w, http.StatusOK, me{c.mode(), s.viewer.Name()})
 }
 
+// errToken is the same for every kind of wrong token: the difference would help guessing.
 var errToken = errors.New("this token is not one that lets anybody in")
 
-// refuse answers a viewer whose token is not the one of operators.
+// refuse answers a viewer whose token CheckToken has rejected. Errors of the server
+// itself are logged, and the viewer learns only that there was one.
 func (c *Console) refuse(w http.ResponseWriter, r *http.Request, err error) {
 	switch {
 	case errors.Is(err, schema.ErrUnauthenticated):
@@ -292,13 +322,14 @@ func (c *Console) refuse(w http.ResponseWriter, r *http.Request, err error) {
 	}
 }
 
-// signIn takes a token, once, and gives a cookie that stands for it: scripts cannot read
-// it, and pages of other sites do not send it.
+// signIn exchanges a token for a cookie. The page does not keep the token: scripts cannot
+// read the cookie, and pages of other sites do not send it.
 func (c *Console) signIn(w http.ResponseWriter, r *http.Request) {
 	var in struct {
 		Token string `json:"token"`
 	}
-	// A form of another site's can send no JSON.
+	// A form of another site cannot send JSON without the browser asking this server
+	// first.
 	if kind, _, _ := mime.ParseMediaType(r.Header.Get("Content-Type")); kind != "application/json" {
 		fail(w, http.StatusUnsupportedMediaType, "INVALID_ARGUMENT", `want JSON: {"token": TOKEN}`)
 		return
@@ -338,6 +369,7 @@ func (c *Console) signIn(w http.ResponseWriter, r *http.Request) {
 	answer(w, http.StatusOK, me{mode, s.viewer.Name()})
 }
 
+// signOut ends the session and removes the cookie. It succeeds without a session as well.
 func (c *Console) signOut(w http.ResponseWriter, r *http.Request) {
 	c.sessions.remove(secretOf(r))
 	http.SetCookie(w, &http.Cookie{Name: cookieName(r), Path: "/console/", MaxAge: -1, HttpOnly: true,

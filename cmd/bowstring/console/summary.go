@@ -16,16 +16,21 @@ import (
 )
 
 const (
-	// maxSummed is how many rows are summed up; of more, batches at equal distances are.
-	maxSummed   = 1 << 18
+	// maxSummed is how many rows a summary reads. If a request has more, the summary
+	// reads batches at equal distances.
+	maxSummed = 1 << 18
+	// summedBatch is the rows of such a batch. Smaller batches would spread better, and
+	// cost more reads.
 	summedBatch = 2048
 	maxBins     = 40
-	maxValues   = 50      // of a column that are listed
-	maxDistinct = 1 << 14 // that are counted
-	maxText     = 256     // bytes by which values are distinguished
+	maxValues   = 50 // of a column that are listed
+	// maxDistinct bounds the memory for counting. Values beyond it are not counted, and
+	// Many is set.
+	maxDistinct = 1 << 14
+	maxText     = 256 // bytes by which values are distinguished
 )
 
-// summary is how the values of a column are distributed.
+// summary is the distribution of a column's values. It has Values or Bins, never both.
 type summary struct {
 	Column string `json:"column"`
 	Rows   int64  `json:"rows"`   // that there are
@@ -43,18 +48,20 @@ type summary struct {
 	Max  *float64 `json:"max,omitempty"`
 }
 
+// valueCount is a value as text, and how often it was read.
 type valueCount struct {
 	Value string `json:"value"`
 	Count int64  `json:"count"`
 }
 
-// bin counts the values from From on and before To, in the last one To as well.
+// bin counts the values in [From, To). The last bin includes To.
 type bin struct {
 	From  float64 `json:"from"`
 	To    float64 `json:"to"`
 	Count int64   `json:"count"`
 }
 
+// summary answers with the distribution of one column in a request.
 func (q *query) summary() error {
 	column := q.form.Get("column")
 	if column == "" {
@@ -69,6 +76,8 @@ func (q *query) summary() error {
 		return err
 	}
 	t := schema.Ticket{Request: req}
+	// A stride reads every n-th batch. Reading the first rows would show one class only,
+	// if the source is sorted.
 	if s.Rows > maxSummed {
 		t.Batch = summedBatch
 		t.Stride = (s.Rows + maxSummed - 1) / maxSummed
@@ -85,16 +94,20 @@ func (q *query) summary() error {
 	return nil
 }
 
-// counter counts the values of a column.
+// counter collects the values of a column, batch by batch. One goroutine uses it.
 type counter struct {
+	// classes are the names of the column's classes; nil if it has none.
 	classes []string
 	texts   map[string]int64
 	many    bool
 	numbers []float64
-	nulls   int64
-	looked  int64
+	// nulls also counts NaN and infinite numbers, which no bin can hold.
+	nulls  int64
+	looked int64
 }
 
+// add counts the values of a record's only column. Ids and nested values are an error:
+// each would be a value of its own.
 func (c *counter) add(rec arrow.Record) error {
 	f, col := rec.Schema().Field(0), rec.Column(0)
 	c.classes = schema.Classes(f)
@@ -121,6 +134,7 @@ func (c *counter) add(rec arrow.Record) error {
 	return nil
 }
 
+// text counts a value of a column that is shown by its most frequent values.
 func (c *counter) text(v string) {
 	if _, known := c.texts[v]; !known && len(c.texts) >= maxDistinct {
 		c.many = true
@@ -129,7 +143,8 @@ func (c *counter) text(v string) {
 	c.texts[v]++
 }
 
-// numberOf returns what reads a column of numbers, nil if it is none.
+// numberOf returns a function that reads the values of a numeric column; nil for other
+// types.
 func numberOf(col arrow.Array) func(int) float64 {
 	switch c := col.(type) {
 	case *array.Int8:
@@ -158,6 +173,8 @@ func numberOf(col arrow.Array) func(int) float64 {
 	return nil
 }
 
+// sum fills in the summary. Classes keep their order, because it is that of the labels;
+// other values come by frequency.
 func (c *counter) sum(s *summary) {
 	s.Looked, s.Nulls, s.Many = c.looked, c.nulls, c.many
 	switch {
@@ -180,12 +197,15 @@ func (c *counter) sum(s *summary) {
 	}
 }
 
-// histogram puts the numbers into bins of equal width; integers that are few have one each.
+// histogram counts the numbers in bins of equal width. If the numbers are integers with a
+// range below maxBins, each gets its own bin; wider ranges of integers get bins of a
+// whole width, so that all bins hold equally many integers.
 func (c *counter) histogram(s *summary) {
 	slices.Sort(c.numbers)
 	n := len(c.numbers)
 	low, high, mid := c.numbers[0], c.numbers[n-1], c.numbers[n/2]
 	mean, whole := 0.0, true
+	// The mean is updated step by step: the sum of large values could overflow.
 	for i, v := range c.numbers {
 		mean += v/float64(i+1) - mean/float64(i+1) // whose difference may be beyond all numbers
 		whole = whole && v == math.Trunc(v)

@@ -36,8 +36,8 @@ func (l *leaf) openChunk(group int) (file.ColumnChunkReader, error) {
 	if chunk.CryptoMetadata() != nil {
 		return nil, errors.New("it is encrypted")
 	}
-	// A chunk starts at its dictionary page if it has one. Some writers set a dictionary
-	// offset of 0 or one behind the data for chunks without a dictionary.
+	// A chunk starts at its dictionary page if it has one. An offset that is 0, or not
+	// before the data, is ignored.
 	start, size := chunk.DataPageOffset(), chunk.TotalCompressedSize()
 	if dict := chunk.DictionaryPageOffset(); chunk.HasDictionaryPage() && dict > 0 && dict < start {
 		start = dict
@@ -83,8 +83,8 @@ func (s *stream) Peek(n int) ([]byte, error) {
 	if s.peeks++; s.peeks > maxPeeks {
 		return nil, errors.New("a page header without an end")
 	}
-	// A larger header needs a larger buffer. What is buffered already was read from the
-	// file and must come first.
+	// A larger header needs a larger buffer. The old buffer comes first: the file was
+	// read past it.
 	if n > s.r.Size() {
 		have, _ := s.r.Peek(s.r.Buffered())
 		s.r = bufio.NewReaderSize(io.MultiReader(bytes.NewReader(slices.Clone(have)), s.from), n)

@@ -96,7 +96,8 @@ func (r *Records) Next(ctx context.Context) (_ arrow.Record, err error) {
 		columns = append(columns, array.MakeFromData(data))
 		data.Release()
 	}
-	// The metadata may be wrong about the rows of a chunk. Leaves that disagree are malformed.
+	// The metadata may be wrong about the rows of a chunk. Leaves that disagree are
+	// malformed.
 	rows := columns[0].Len()
 	for i, a := range columns {
 		if a.Len() != rows {
