@@ -23,16 +23,17 @@ import (
 	"bowstring/schema"
 )
 
-// A row group of a Parquet file is closed at this many rows or bytes of
-// content, whichever comes first: readers hold one in memory, and so does the writer.
+// A row group of a Parquet file ends at this many rows or bytes of content, whichever
+// comes first. Readers hold a row group in memory, and so does the writer.
 const (
 	RowGroupRows  = 64 << 10
 	RowGroupBytes = 64 << 20
 )
 
+// bufferBytes joins the small writes of the encoders to writes of 1 MiB.
 const bufferBytes = 1 << 20
 
-// file is a sink for one file.
+// file is a sink for one file. f is nil after Commit has closed it.
 type file struct {
 	staged
 	f      *os.File
@@ -40,15 +41,18 @@ type file struct {
 	format encoder
 }
 
-// onlyWriter hides whatever else a writer can do.
+// onlyWriter hides the other methods of a writer, such as Close.
 type onlyWriter struct{ io.Writer }
 
-// encoder turns record batches into the bytes of a file.
+// encoder turns record batches into the bytes of a file. close writes the footer, but
+// does not close the file.
 type encoder interface {
 	write(rec arrow.Record) error
 	close() error
 }
 
+// newFile opens the temporary file and the encoder for it. If it fails, the temporary
+// file is removed.
 func newFile(path string, opts Options, open func(w io.Writer) (encoder, error)) (_ Sink, err error) {
 	s, err := stage(path, opts)
 	if err != nil {
@@ -63,6 +67,7 @@ func newFile(path string, opts Options, open func(w io.Writer) (encoder, error))
 	if info, err := os.Lstat(s.path); err == nil && info.IsDir() {
 		return nil, fmt.Errorf("%s is a folder, want the name of a file", s.path)
 	}
+	// O_EXCL: the file must be new, or another export would be overwritten.
 	if out.f, err = os.OpenFile(s.temp, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o666); err != nil {
 		return nil, err
 	}
@@ -72,8 +77,11 @@ func newFile(path string, opts Options, open func(w io.Writer) (encoder, error))
 	return out, err
 }
 
+// Write implements Sink.
 func (o *file) Write(rec arrow.Record) error { return o.format.write(rec) }
 
+// Commit implements Sink. The file is synced before the rename, and its directory after
+// it.
 func (o *file) Commit() error {
 	err := errors.Join(o.format.close(), o.buffer.Flush(), o.f.Sync(), o.f.Close())
 	o.f = nil
@@ -87,6 +95,7 @@ func (o *file) Commit() error {
 	return syncDir(filepath.Dir(o.path))
 }
 
+// Close implements Sink.
 func (o *file) Close() error {
 	var err error
 	if o.f != nil {
@@ -95,7 +104,7 @@ func (o *file) Close() error {
 	return errors.Join(err, o.remove())
 }
 
-// Arrow returns a sink that writes an Arrow IPC file (Feather version 2).
+// Arrow returns a sink that writes an Arrow IPC file, which is also Feather version 2.
 func Arrow(path string, s *arrow.Schema, opts Options) (Sink, error) {
 	return newFile(path, opts, func(w io.Writer) (encoder, error) {
 		out, err := ipc.NewFileWriter(&positioned{w: w}, ipc.WithSchema(s))
@@ -103,6 +112,7 @@ func Arrow(path string, s *arrow.Schema, opts Options) (Sink, error) {
 	})
 }
 
+// arrowEncoder writes Arrow IPC files.
 type arrowEncoder struct{ out *ipc.FileWriter }
 
 func (e arrowEncoder) write(rec arrow.Record) error {
@@ -118,7 +128,8 @@ func (e arrowEncoder) write(rec arrow.Record) error {
 			columns = append(columns, c)
 			continue
 		}
-		// The library panics where the lists in a part of a record are empty, and those behind it are not.
+		// The library panics on a slice of a list column whose own lists are empty, if
+		// later lists of the column are not. A copy of the slice has no later lists.
 		whole, err := array.Concatenate([]arrow.Array{c}, memory.DefaultAllocator)
 		if err != nil {
 			return err
@@ -132,8 +143,8 @@ func (e arrowEncoder) write(rec arrow.Record) error {
 
 func (e arrowEncoder) close() error { return e.out.Close() }
 
-// positioned knows how much was written to it, which is all that the encoder
-// of Arrow files wants of a Seeker.
+// positioned counts the bytes written. The encoder of Arrow files wants a Seeker only for
+// its position.
 type positioned struct {
 	w io.Writer
 	n int64
@@ -145,6 +156,7 @@ func (p *positioned) Write(b []byte) (int, error) {
 	return n, err
 }
 
+// Seek supports only the question for the current position.
 func (p *positioned) Seek(offset int64, whence int) (int64, error) {
 	if offset != 0 || whence != io.SeekCurrent {
 		return 0, errors.ErrUnsupported
@@ -152,9 +164,9 @@ func (p *positioned) Seek(offset int64, whence int) (int64, error) {
 	return p.n, nil
 }
 
-// Parquet returns a sink that writes a Parquet file. Metadata columns are
-// compressed, blobs are not: images and audio are already. The schema's own
-// metadata, such as that of Hugging Face, becomes the file's.
+// Parquet returns a sink that writes a Parquet file. Metadata columns are compressed;
+// blobs are not, because images and audio are compressed already. The metadata of the
+// schema, such as that of Hugging Face, becomes the metadata of the file.
 func Parquet(path string, s *arrow.Schema, opts Options) (Sink, error) {
 	properties := []parquet.WriterProperty{
 		parquet.WithVersion(parquet.V2_LATEST),
@@ -166,12 +178,14 @@ func Parquet(path string, s *arrow.Schema, opts Options) (Sink, error) {
 		if !isBlob(f) {
 			continue
 		}
-		// The writer looks at a page's size once a batch of values: batches have to be small where values are large.
+		// The writer checks the size of a page once for each batch of values. Batches of
+		// the default size would make huge pages of large values.
 		properties = append(properties, parquet.WithBatchSize(16))
 		leaf := f.Name
 		if f.Type.ID() == arrow.STRUCT {
 			leaf += ".bytes"
 		}
+		// A dictionary or statistics of blobs would only repeat them.
 		properties = append(properties,
 			parquet.WithCompressionFor(leaf, compress.Codecs.Uncompressed),
 			parquet.WithDictionaryFor(leaf, false),
@@ -182,12 +196,15 @@ func Parquet(path string, s *arrow.Schema, opts Options) (Sink, error) {
 	})
 }
 
+// parquetEncoder writes Parquet files.
 type parquetEncoder struct {
 	out    *pqarrow.FileWriter
 	stored *arrow.Schema // of what the file holds
 	bytes  int64         // of content in the open row group
 }
 
+// newParquetEncoder opens a writer for schema s. Types that Parquet lacks are stored as
+// others, see storedtype.
 func newParquetEncoder(s *arrow.Schema, w io.Writer, properties *parquet.WriterProperties) (encoder, error) {
 	fields := slices.Clone(s.Fields())
 	for i := range fields {
@@ -199,12 +216,13 @@ func newParquetEncoder(s *arrow.Schema, w io.Writer, properties *parquet.WriterP
 	if e.out, err = pqarrow.NewFileWriter(e.stored, w, properties, pqarrow.DefaultWriterProps()); err != nil {
 		return nil, err
 	}
-	// By this readers restore the types that Parquet lacks.
+	// Readers restore the types that Parquet lacks from this schema.
 	serialized := flight.SerializeSchema(s, memory.DefaultAllocator)
 	return e, e.out.AppendKeyValueMetadata("ARROW:schema", base64.StdEncoding.EncodeToString(serialized))
 }
 
-// converted returns a record with the types that the file holds.
+// converted returns the record with the types that the file stores. The caller releases
+// it.
 func (e *parquetEncoder) converted(rec arrow.Record) (arrow.Record, error) {
 	columns := make([]arrow.Array, 0, rec.NumCols())
 	defer func() {
@@ -222,14 +240,15 @@ func (e *parquetEncoder) converted(rec arrow.Record) (arrow.Record, error) {
 	return array.NewRecord(e.stored, columns, rec.NumRows()), nil
 }
 
+// write adds a record to the open row group, or to a new one if the record would not fit.
 func (e *parquetEncoder) write(rec arrow.Record) error {
 	rec, err := e.converted(rec)
 	if err != nil {
 		return err
 	}
 	defer rec.Release()
-	// A record is small beside a row group unless a row is large by itself, so
-	// that a group exceeds its bound by little.
+	// A record is small compared with a row group, unless a single row is large. A group
+	// therefore exceeds its bound by little.
 	size := recordBytes(rec)
 	if e.bytes > 0 && e.bytes+size > RowGroupBytes {
 		e.out.NewBufferedRowGroup()
@@ -241,7 +260,8 @@ func (e *parquetEncoder) write(rec arrow.Record) error {
 
 func (e *parquetEncoder) close() error { return e.out.Close() }
 
-// recordBytes is the size of a record's buffers.
+// recordBytes returns the size of a record's buffers. It is an estimate of the encoded
+// size: metadata compresses, blobs do not.
 func recordBytes(rec arrow.Record) int64 {
 	var n int64
 	for _, c := range rec.Columns() {
@@ -250,6 +270,7 @@ func recordBytes(rec arrow.Record) int64 {
 	return n
 }
 
+// dataBytes adds up the buffers of an array and its children.
 func dataBytes(d arrow.ArrayData) int64 {
 	var n int64
 	for _, b := range d.Buffers() {

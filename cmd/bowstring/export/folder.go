@@ -27,28 +27,31 @@ import (
 	"bowstring/schema"
 )
 
-// MetadataFile is where readers of an ImageFolder look for the columns of each file.
+// MetadataFile is the file in which readers of an ImageFolder find the columns of each
+// file.
 const MetadataFile = "metadata.parquet"
 
-// reserved are the names of all files that they look in: content under such a name would be read as metadata.
+// reserved are the names of metadata files that readers know. Content under such a name
+// would be read as metadata.
 var reserved = []string{MetadataFile, "metadata.csv", "metadata.jsonl"}
 
-// Folder returns a sink that lays rows out as an ImageFolder:
+// Folder returns a sink that writes rows as an ImageFolder:
 //
 //	[SPLIT/][CLASS/]FILE
 //	[SPLIT/]metadata.parquet
 //
-// A file keeps the path it had at its source, the column file_name, where that
-// is a path within the folder of its split (with Options.SplitFolders) and
-// class. Otherwise SPLIT is the column "split", CLASS the class name
-// that the first column with class names gives, FILE the base of the column
-// file_name or else the id with an ending by content.
+// A file keeps the path of the column file_name, which it had at its source, if that path
+// is within the folder of its class and, with Options.SplitFolders, of its split.
+// Otherwise SPLIT is the column "split". CLASS is the class name given by the first
+// column with class names. FILE is the base of file_name, or the id with an ending by
+// content.
 //
-// metadata.parquet has a row for each row: the path of each blob, relative to it, and all other columns with their
-// types and classes, so that an import makes the same rows of it; see folderSchema.
+// metadata.parquet has one row for each exported row: the path of each blob, relative to
+// the file, and all other columns with their types and classes. An import makes the same
+// rows of it; see folderSchema.
 //
-// The schema needs the id column; the files are those of the blob columns. A
-// null blob has a null file name and no file.
+// The schema needs the id column. Each blob column gives files. A null blob has a null
+// file name and no file.
 func Folder(dir string, s *arrow.Schema, opts Options) (Sink, error) {
 	dir = filepath.Clean(dir)
 	if opts.Force {
@@ -74,26 +77,30 @@ func Folder(dir string, s *arrow.Schema, opts Options) (Sink, error) {
 	return f, nil
 }
 
+// folder is the sink of Folder.
 type folder struct {
 	staged
 	opts                   Options
 	schema                 *arrow.Schema
 	root                   *os.Root // nothing is written outside of it, whatever the names in the data
 	id, split, class, name int      // columns; -1 if there is none
-	blobs                  []int
-	lines                  *arrow.Schema        // of the metadata
-	metadata               map[string]*metadata // by folder, "" or that of a split
-	// Files are synced while they are open, because only the descriptor that wrote gets
-	// the disk's error, and many at once, because each sync waits for the disk.
+	// blobs are the indexes of the blob columns.
+	blobs    []int
+	lines    *arrow.Schema        // of the metadata
+	metadata map[string]*metadata // by folder, "" or that of a split
+	// syncs syncs files in the background. A file is synced while it is open, because
+	// only the descriptor that wrote gets the disk's error. Many are synced at once,
+	// because each sync waits for the disk.
 	syncs errgroup.Group
 	sync  func(*os.File) error
 }
 
-// syncing is how many files are synced at once.
+// syncing is how many files are synced at once. It also bounds the open files.
 const syncing = 16
 
-// replaceable says whether dir is something that Force may replace: an empty
-// folder, or one that holds the metadata of an export, itself or in a folder of a split.
+// replaceable returns an error if Force may not replace dir. It may replace an empty
+// folder, or one with the metadata of an export, directly or in a folder of a split.
+// Anything else could be a user's data.
 func replaceable(dir string) error {
 	entries, err := os.ReadDir(dir)
 	if errors.Is(err, fs.ErrNotExist) || err == nil && len(entries) == 0 {
@@ -117,6 +124,7 @@ func replaceable(dir string) error {
 		schema.ErrExists, dir, MetadataFile)
 }
 
+// open finds the columns that decide about paths, and makes the temporary folder.
 func (o *folder) open() (err error) {
 	for i, f := range o.schema.Fields() {
 		switch {
@@ -143,11 +151,13 @@ func (o *folder) open() (err error) {
 	if err := os.Mkdir(o.temp, 0o777); err != nil {
 		return err
 	}
+	// All paths come from data. os.Root refuses paths and links that leave the folder.
 	o.root, err = os.OpenRoot(o.temp)
 	return err
 }
 
-// Write writes the files of the rows and their rows of metadata.
+// Write implements Sink: it writes the files of the rows, then their metadata, grouped by
+// its folder.
 func (o *folder) Write(rec arrow.Record) error {
 	byFolder := map[string]*lines{}
 	var order []string
@@ -171,8 +181,8 @@ func (o *folder) Write(rec arrow.Record) error {
 	return nil
 }
 
-// writeRow writes the files of a row. It returns the folder of its metadata, and the paths in that of the files, "" for
-// a null blob.
+// writeRow writes the files of a row. It returns the folder of the row's metadata, and
+// the paths of the files relative to that folder; "" for a null blob.
 func (o *folder) writeRow(rec arrow.Record, row int) (dir string, names []string, err error) {
 	ids, ok := rec.Column(o.id).(*array.FixedSizeBinary)
 	if !ok || len(ids.Value(row)) != len(schema.ID{}) {
@@ -211,7 +221,8 @@ func (o *folder) writeRow(rec arrow.Record, row int) (dir string, names []string
 		}
 		names = append(names, name)
 	}
-	// Readers that take the folder for a split look there for its metadata.
+	// If all files of a row are in the folder of its split, so is their metadata: readers
+	// that take that folder for a split look for it there.
 	inSplit := func(name string) bool { return name == "" || split != "" && strings.HasPrefix(name, split+"/") }
 	if dir != "" || slices.ContainsFunc(names, func(n string) bool { return n != "" }) && !slices.ContainsFunc(names,
 		func(n string) bool { return !inSplit(n) }) {
@@ -223,7 +234,8 @@ func (o *folder) writeRow(rec arrow.Record, row int) (dir string, names []string
 	return dir, names, nil
 }
 
-// className returns the name of a row's class, "" if it has none.
+// className returns the name of a row's class. A row without a label, or with one beyond
+// the names, has "".
 func (o *folder) className(rec arrow.Record, row int) (string, error) {
 	if o.class < 0 || rec.Column(o.class).IsNull(row) {
 		return "", nil
@@ -240,7 +252,9 @@ func (o *folder) className(rec arrow.Record, row int) (string, error) {
 	return classes[label], nil
 }
 
-// writeBlob writes a file and returns its path.
+// writeBlob writes a file under the first of the paths that can be created, and returns
+// that path. O_EXCL shows whether a path
+// is taken, so that no list of all names is kept in memory.
 func (o *folder) writeBlob(paths []string, data []byte) (string, error) {
 	var err error
 	for _, name := range paths {
@@ -260,8 +274,8 @@ func (o *folder) writeBlob(paths []string, data []byte) (string, error) {
 	return "", err
 }
 
-// Commit writes out the metadata and puts the folder in its place, once all of it is on
-// stable storage: only then may what was there go.
+// Commit implements Sink. All files and folders are on stable storage before the existing
+// result is removed.
 func (o *folder) Commit() error {
 	for dir, m := range o.metadata {
 		err := errors.Join(m.rows.close(), m.w.Flush(), o.sync(m.f), m.f.Close())
@@ -277,6 +291,9 @@ func (o *folder) Commit() error {
 		return err
 	}
 	o.root = nil
+	// A folder cannot be renamed over one with content. The old one moves aside first,
+	// and is removed at the end: a crash between the two renames leaves it under its
+	// temporary name.
 	old := ""
 	if entries, err := os.ReadDir(o.path); err == nil && len(entries) > 0 {
 		old = o.temp + ".old"
@@ -294,7 +311,7 @@ func (o *folder) Commit() error {
 	return os.RemoveAll(old)
 }
 
-// syncDirs syncs the folders.
+// syncDirs syncs the folders, whose entries are otherwise not durable.
 func (o *folder) syncDirs() error {
 	return filepath.WalkDir(o.temp, func(dir string, d fs.DirEntry, err error) error {
 		if err != nil || !d.IsDir() {
@@ -308,7 +325,7 @@ func (o *folder) syncDirs() error {
 	})
 }
 
-// Close removes what was not committed.
+// Close implements Sink.
 func (o *folder) Close() error {
 	_ = o.syncs.Wait() // Commit has returned the error, or the files are removed
 	var err error
@@ -323,7 +340,8 @@ func (o *folder) Close() error {
 	return errors.Join(err, o.remove())
 }
 
-// blob returns a row's bytes: a slice of the column, valid as long as the column.
+// blob returns the bytes of a row: a slice of the column's memory, valid as long as the
+// column is retained.
 func blob(column arrow.Array, row int) (data []byte, null bool, err error) {
 	if column.IsNull(row) {
 		return nil, true, nil
@@ -337,7 +355,8 @@ func blob(column arrow.Array, row int) (data []byte, null bool, err error) {
 	return nil, false, fmt.Errorf("%w: a blob column of type %s", schema.ErrInvalid, column.DataType())
 }
 
-// text returns a string, "" where the column is absent, null, or something else.
+// text returns a string cell. It returns "" if the column is absent or no string, or the
+// cell is null.
 func text(rec arrow.Record, column, row int) string {
 	if column < 0 || rec.Column(column).IsNull(row) {
 		return ""
@@ -351,25 +370,27 @@ func text(rec arrow.Record, column, row int) string {
 	return ""
 }
 
-// home is where a row's files may be: in the folders of its split, if that has one, and
-// class, with the base name that it had at its source or its id.
+// home is where the files of a row may go: the folders of its split, if that has one, and
+// of its class, with the base name that it had at its source, or its id.
 type home struct {
 	split, class string // folders, "" for none
 	name         string // at the source, "" where it is no path within a folder
 	id           string
 }
 
-// paths lists the paths to try for a blob, best first. suffix distinguishes the blob of a
-// further column from that of the first.
+// paths lists the paths to try for a blob, best first. suffix distinguishes the blobs of
+// further columns from that of the first.
 func (h home) paths(suffix string, data []byte) []string {
 	folder := path.Join(h.split, h.class)
-	// The name of a class may be none that a file system takes: then its samples are next
-	// to the folders.
+	// A file system may refuse the name of a class. The last path is therefore outside
+	// the folder of the class.
 	last := []string{path.Join(folder, h.id) + suffix + ending(data), path.Join(h.split, h.id) + suffix + ending(data)}
 	if h.name == "" {
 		return last
 	}
 	name := h.name
+	// The source's own folders are kept if they agree with split and class. Otherwise
+	// only the base name is.
 	dirs := strings.Split(path.Dir(name), "/")
 	if h.split != "" && dirs[0] != h.split || h.class != "" && !slices.Contains(dirs, h.class) {
 		name = path.Join(folder, path.Base(name))
@@ -380,8 +401,8 @@ func (h home) paths(suffix string, data []byte) []string {
 	return append([]string{name}, last...)
 }
 
-// sourceName cleans the name that a sample had at its source, and returns ""
-// if it is no path within a folder, or one that readers skip.
+// sourceName cleans the name that a sample had at its source. It returns "" if the name
+// is no path within a folder, or one that readers skip.
 func sourceName(name string) string {
 	name = path.Clean(filepath.ToSlash(name))
 	if name == "." || !filepath.IsLocal(name) {
@@ -395,7 +416,8 @@ func sourceName(name string) string {
 	return name
 }
 
-// folderName makes the name of a folder from that of a class.
+// folderName makes the name of a folder from that of a class. It escapes what would make
+// other folders, or a name that readers skip.
 func folderName(class string) string {
 	if class == "" {
 		return ""
@@ -407,7 +429,8 @@ func folderName(class string) string {
 	return name
 }
 
-// ending is the usual ending of a file with such content.
+// ending returns the usual file ending for some content, ".bin" if it is not recognised.
+// Readers choose the decoder by it.
 func ending(data []byte) string {
 	switch kind, _, _ := strings.Cut(http.DetectContentType(data), ";"); kind {
 	case "image/jpeg":
@@ -438,22 +461,27 @@ func ending(data []byte) string {
 	return ".bin"
 }
 
-// Keys of the metadata of metadata.parquet.
+// Keys of the metadata of metadata.parquet. By them an import recognises an export and
+// restores its columns.
 const (
-	// folderKey, in the file, says that it belongs to an export to a folder.
+	// folderKey, of the file, marks it as part of an export to a folder.
 	folderKey = "bowstring.folder"
-	// fileKey, of a column that names files, is the blob column that they are of.
+	// fileKey, of a column with paths, is the name of the blob column whose files these
+	// are.
 	fileKey = "bowstring.file"
-	// fileMediaKey, beside it, is the media of that column, "" for none.
+	// fileMediaKey, next to fileKey, is the media of that column, "" for none.
 	fileMediaKey = "bowstring.file.media"
-	// nameKey is the name of the column in the dataset, where it has another one here.
+	// nameKey is the name of the column in the dataset, if it has another one in the
+	// file.
 	nameKey = "bowstring.name"
 )
 
-// fileName and its like end the names of columns that name files: readers take x_file_name for those of a column x.
+// fileNames end the names of columns with paths: readers take x_file_name for the paths
+// of a column x.
 var fileNames = []string{"file_name", "file_names"}
 
-// isFileName says whether readers of an ImageFolder would take a column for one of file names.
+// isFileName reports whether readers of an ImageFolder would take a column for one with
+// paths.
 func isFileName(name string) bool {
 	for _, suffix := range fileNames {
 		if name == suffix || strings.HasSuffix(name, "_"+suffix) {
@@ -463,9 +491,15 @@ func isFileName(name string) bool {
 	return false
 }
 
-// folderSchema is the schema of metadata.parquet: for each blob column X the paths of its files, X_file_name, or
-// file_name for an image or audio that comes first; the id as text; then all other columns as they are, but that one
-// whose name readers would misunderstand gets a _ behind it. The features of Hugging Face are in the metadata.
+// folderSchema returns the schema of metadata.parquet:
+//
+//   - for each blob column X the paths of its files, X_file_name; file_name for a
+//     first column of images or audio
+//   - the id as text
+//   - all other columns as they are; a name that readers would misunderstand gets a _
+//     appended
+//
+// The metadata has the features of Hugging Face.
 func folderSchema(s *arrow.Schema, blobs []int) *arrow.Schema {
 	var fields []arrow.Field
 	taken := map[string]bool{}
@@ -508,7 +542,8 @@ func folderSchema(s *arrow.Schema, blobs []int) *arrow.Schema {
 	return arrow.NewSchema(fields, &meta)
 }
 
-// FolderFile returns the blob column, and its media, of whose files a column of metadata.parquet has the paths.
+// FolderFile returns the blob column, and its media, whose files' paths are in a column
+// of metadata.parquet. ok is false for a column without paths.
 func FolderFile(f arrow.Field) (column, media string, ok bool) {
 	column, ok = f.Metadata.GetValue(fileKey)
 	media, _ = f.Metadata.GetValue(fileMediaKey)
@@ -523,7 +558,8 @@ func FolderColumn(f arrow.Field) string {
 	return f.Name
 }
 
-// IsFolderMetadata says whether a file is the metadata of an export to a folder.
+// IsFolderMetadata reports whether a file is the metadata of an export to a folder. A
+// file that cannot be read is not.
 func IsFolderMetadata(name string) (is bool) {
 	if info, err := os.Stat(name); err != nil || !info.Mode().IsRegular() {
 		return false
@@ -536,7 +572,7 @@ func IsFolderMetadata(name string) (is bool) {
 	return HoldsFolderMetadata(f)
 }
 
-// HoldsFolderMetadata is IsFolderMetadata of what an open file holds.
+// HoldsFolderMetadata is IsFolderMetadata for an open file.
 func HoldsFolderMetadata(in parquet.ReaderAtSeeker) (is bool) {
 	defer func() {
 		if recover() != nil { // the library panics about damaged files
@@ -550,20 +586,22 @@ func HoldsFolderMetadata(in parquet.ReaderAtSeeker) (is bool) {
 	return f.MetaData().KeyValueMetadata().FindValue(folderKey) != nil
 }
 
-// metadata is an open metadata.parquet.
+// metadata is an open metadata.parquet. It stays open until Commit, because rows of a
+// split may come at any time.
 type metadata struct {
 	f    *os.File
 	w    *bufio.Writer
 	rows encoder
 }
 
-// lines are rows of a record whose metadata is in one folder.
+// lines are the rows of one record whose metadata is in one folder.
 type lines struct {
 	rows  []int
 	files [][]string // of each row, "" for a null blob
 }
 
-// of returns the rows' cells of a column.
+// of returns the cells of a column in these rows. Consecutive rows, the usual case, are a
+// slice without a copy.
 func (l *lines) of(column arrow.Array) (arrow.Array, error) {
 	first, last := l.rows[0], l.rows[len(l.rows)-1]
 	if last-first+1 == len(l.rows) {
@@ -577,7 +615,7 @@ func (l *lines) of(column arrow.Array) (arrow.Array, error) {
 	return array.Concatenate(cells, memory.DefaultAllocator)
 }
 
-// writeLines writes the metadata of rows of a record.
+// writeLines writes the metadata of some rows of a record.
 func (o *folder) writeLines(dir string, rec arrow.Record, l *lines) error {
 	m, err := o.metadataOf(dir)
 	if err != nil {
@@ -626,7 +664,7 @@ func (o *folder) writeLines(dir string, rec arrow.Record, l *lines) error {
 	return nil
 }
 
-// metadataOf returns the metadata file of a folder, which it makes for its first row.
+// metadataOf returns the metadata file of a folder, and creates it for the first row.
 func (o *folder) metadataOf(dir string) (*metadata, error) {
 	if m := o.metadata[dir]; m != nil {
 		return m, nil

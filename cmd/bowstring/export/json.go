@@ -12,14 +12,15 @@ import (
 	"bowstring/schema"
 )
 
-// Object is a JSON object whose keys keep their order.
+// Object is a JSON object that keeps the order of its keys. A map would sort them, and
+// the columns of a row would lose their order.
 type Object struct {
 	keys   []string
 	values []any
 }
 
-// Row returns row number row of rec as an object: ids as text, labels as
-// numbers, bytes in base64.
+// Row returns a row of rec as an object: ids as text, labels as numbers, bytes in Base64.
+// The values may refer to the memory of rec.
 func Row(rec arrow.Record, row int) Object {
 	var o Object
 	for i, f := range rec.Schema().Fields() {
@@ -28,8 +29,8 @@ func Row(rec arrow.Record, row int) Object {
 	return o
 }
 
-// Value returns a cell as it is put in JSON, nil for null. Numbers that JSON does not have are the texts "NaN",
-// "Infinity" and "-Infinity", also within lists and structs.
+// Value returns a cell as it goes into JSON, nil for a null. Numbers that JSON lacks
+// become the texts "NaN", "Infinity" and "-Infinity", also within lists and structs.
 func Value(f arrow.Field, column arrow.Array, row int) any {
 	if column.IsNull(row) {
 		return nil
@@ -41,7 +42,7 @@ func Value(f arrow.Field, column arrow.Array, row int) any {
 	return plain(column, row)
 }
 
-// plain is the value of a column that holds no ids.
+// plain returns the value of a cell that is not an id.
 func plain(column arrow.Array, row int) any {
 	if column.IsNull(row) {
 		return nil
@@ -70,10 +71,12 @@ func plain(column arrow.Array, row int) any {
 			return json.RawMessage(text)
 		}
 	}
+	// The library's own form for all other types.
 	return column.GetOneForMarshal(row)
 }
 
-// number is a float as JSON writes it: v is its value, and number what is written of it if JSON can.
+// number returns a float for JSON: number itself, or a text if v, its value, is not
+// finite. number keeps the narrower type, whose shortest text is shorter.
 func number(number any, v float64) any {
 	switch {
 	case math.IsNaN(v):
@@ -86,13 +89,14 @@ func number(number any, v float64) any {
 	return number
 }
 
-// Add appends a member.
+// Add appends a member. Keys are not checked for duplicates.
 func (o *Object) Add(key string, value any) {
 	o.keys = append(o.keys, key)
 	o.values = append(o.values, value)
 }
 
-// MarshalJSON implements json.Marshaler.
+// MarshalJSON implements json.Marshaler. It does not escape HTML: < in a text stays
+// readable.
 func (o Object) MarshalJSON() ([]byte, error) {
 	var out bytes.Buffer
 	enc := json.NewEncoder(&out)
