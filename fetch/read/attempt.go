@@ -206,7 +206,9 @@ const (
 	watchPeriod = 10 * time.Millisecond
 )
 
-// keepWatchLocked starts the timer that checks for slow reads.
+// keepWatchLocked starts the timer that checks for slow reads, unless it runs or no read
+// is in flight. One timer serves all reads: a timer for each would cost as much as a read
+// that hits.
 func (r *Reader) keepWatchLocked() {
 	if r.watching || r.closed || r.oldest == nil {
 		return
@@ -307,6 +309,9 @@ type patience struct {
 	hedging       bool
 }
 
+// patienceLocked returns the patience for a path with these recent latencies. If there
+// are too few to know a p95, nothing is hedged, and a read counts as silent after twice
+// silenceLeast.
 func (r *Reader) patienceLocked(l *latencies) patience {
 	p95, known := l.quantile(0.95)
 	if !known {
@@ -402,10 +407,12 @@ type Reason uint8
 
 // Reasons for reads of the last tier. Without other nodes there are only Own, Ahead, Page, Hedge and Retry.
 const (
+	// Without other nodes there are only Own, Prefetched, Page, Hedge and Retry.
 	Own        Reason = iota // a stream wants it, and this node owns it
 	ForPeer                  // another node requested it, and this node owns it
 	Prefetched               // this node owns it, and prefetches it into the spill
-	// A page of a manifest, or a blob without a place: those are not requested from other nodes
+	// Page is for pages of manifests and for blobs without a place. They are not
+	// requested from other nodes.
 	Page
 	NotOwner    // another node requested it, with a different view of ownership
 	Unreachable // another node owns it, and cannot be asked now
@@ -474,7 +481,7 @@ const troublePeriod = 5 * time.Second
 type trouble struct {
 	mu       sync.Mutex
 	reported time.Time // guarded by mu
-	untold   int       // guarded by mu
+	untold   int       // failures since reported that were not logged; guarded by mu
 }
 
 // report logs that the n-th attempt at a read failed, at most once in troublePeriod. A cancelled read is not logged.

@@ -48,7 +48,7 @@ type read struct {
 	overdue  bool      // it timed out
 
 	older, newer *read // reads in flight, in the order they began
-	nextFreed    *read // see Reader.letGo
+	nextFreed    *read // see Reader.abandon
 
 	refs atomic.Int32 // holds of the blob
 	blob schema.Blob  // set before there is a hold
@@ -77,6 +77,8 @@ type readKey struct {
 	late bool
 }
 
+// key is the read's key in Reader.reads. It changes only before the read is entered
+// there.
 func (r *read) key() readKey { return readKey{r.ref, r.late} }
 
 // findLocked returns the read that w may share; nil if there is none.

@@ -450,6 +450,7 @@ func (t *Tenant) admitsLocked(f *flow, n int64) bool {
 	return false
 }
 
+// beganLocked counts a read that begins at the last tier. A nil account counts nothing.
 func (a *Account) beganLocked(n int64) {
 	if a != nil && a.Tenant != nil {
 		a.Tenant.reads++
@@ -457,6 +458,8 @@ func (a *Account) beganLocked(n int64) {
 	}
 }
 
+// endedLocked ends the counting. A tenant that was at its share gets another turn,
+// because nothing else would wake its requests.
 func (a *Account) endedLocked(n int64) {
 	if a != nil && a.Tenant != nil {
 		a.Tenant.reads--
@@ -490,6 +493,8 @@ type lane struct {
 	pace  time.Duration // of a read, as a moving average with capped values; 0: unknown
 }
 
+// init sets up the lane of a tier. New replaces sharers for the last tier, whose path the
+// nodes of a cluster share.
 func (l *lane) init(t Tier, index, maxReads int) {
 	l.tier, l.traits, l.index = t, t.Traits(), index
 	l.caching, _ = t.(CachingTier)
@@ -508,6 +513,7 @@ func (l *lane) gathers(ref schema.BlobRef) bool {
 	return l.traits.Together > 1 && (l.gather == nil || l.gather.Gathers(ref))
 }
 
+// bit is the lane's bit in read.counted.
 func (l *lane) bit() uint8 { return 1 << l.index }
 
 // way is a path to the blobs of a tier.
@@ -631,7 +637,7 @@ type Stats struct {
 	HedgesWon   int64         // hedges that brought the blob first
 	Fills       int64         // reads started by Fill
 	Failed      int64         // reads that failed
-	Lost        int64         // of GivenUp: missing or damaged
+	Lost        int64         // of Failed: missing or damaged
 
 	InFlight      int   // reads of the last tier
 	BytesInFlight int64 // with the overhead of each read
@@ -660,6 +666,8 @@ func (r *Reader) Stats() Stats {
 	return r.public.stats
 }
 
+// statsLocked copies the counters. It is called at each unlock, so it allocates nothing
+// and computes no quantile.
 func (r *Reader) statsLocked() Stats {
 	c, f := &r.stats, &r.last.ways[toStore]
 	if b := &r.last.ways[toBucket]; b.latency > 0 {

@@ -158,6 +158,8 @@ func (t spillTier) Fetch(cells []Cell, to Answers) {
 	Each(cells, to, t.get)
 }
 
+// get reads a blob of the spill. The spill may have evicted the blob since Has reported
+// it; the error then sends the read to the next tier.
 func (t spillTier) get(c *Cell) (a Answer) {
 	var there bool
 	if c.Late {
@@ -220,6 +222,8 @@ func (t storeTier) Fetch(cells []Cell, to Answers) {
 	Each(cells, to, t.get)
 }
 
+// get reads a blob of the store. If the waiters verify its bytes, only the size is
+// verified here, because a receiver copies as many bytes as the reference says.
 func (t storeTier) get(c *Cell) Answer {
 	b, err := t.store.Get(c.Context, c.Ref)
 	late := c.Late && t.mapped

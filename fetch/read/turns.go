@@ -317,12 +317,15 @@ type ended struct {
 	o    Outcome
 }
 
+// add appends an outcome for a receiver. Outcomes of one receiver are delivered together
+// if they follow each other.
 func (t *notices) add(to Receiver, o Outcome) {
 	t.to, t.list = append(t.to, to), append(t.list, o)
 }
 
-// notices offers blobs to the tiers above, and delivers outcomes, in one call per receiver. During that time the reads
-// hold their blobs, so that they are not read again.
+// send offers blobs to the tiers above, and delivers outcomes, in one call per receiver.
+// During that time the reads hold their blobs, so that they are not read again. The
+// caller holds no lock.
 func (t *notices) send() {
 	for _, a := range t.traced {
 		a.attempt.read.trace.attempt(a.attempt, a.began, a.slow, a.err)
@@ -358,6 +361,8 @@ func (t *notices) send() {
 	}
 }
 
+// clear empties the lists, and keeps their memory for the next run. Elements are zeroed,
+// because a list would otherwise keep blobs and calls from being collected.
 func (t *notices) clear() {
 	t.traced = nil
 	clear(t.ended)

@@ -218,7 +218,9 @@ func (r *Reader) cameOfLocked(w *worker, from, to int, notices *notices) {
 	}
 }
 
-// robLocked takes over the reads not begun, and the results, of workers whose runs take long after all.
+// robLocked takes over, from workers whose runs take long after all, the reads that they
+// have not begun and the results that they have. Otherwise up to runLength-1 reads would
+// wait behind one that the worker's tier does not answer.
 func (r *Reader) robLocked(now time.Time, notices *notices) {
 	r.runs = slices.DeleteFunc(r.runs, func(w *worker) bool {
 		if now.Sub(w.began) < watchPeriod {
@@ -250,7 +252,9 @@ func (r *Reader) get(w *worker, i int) Answer {
 	return r.check(a, w.came[i].answer)
 }
 
-// cell fills in the cell of an attempt.
+// cell fills in the cell of an attempt. For the first attempt of a read it counts a miss
+// of the tiers above that cache such blobs, so that their hit rate is that of streams and
+// not that of retries.
 func (r *Reader) cell(a *Attempt, c *Cell) {
 	rd, l := a.read, a.lane
 	if a.nth == 0 && l.index == rd.entry && r.keeps(rd) {
@@ -308,7 +312,8 @@ func (g *gathered) Answer(n int, a Answer) {
 	notices.send()
 }
 
-// gather makes a run that the tier serves together.
+// gather makes a run that the tier serves together. Its answers are processed as they
+// come, so the whole run is never robbed.
 func (w *worker) gather() int {
 	r := w.reader
 	g := &gathered{w, time.Now()}
