@@ -54,7 +54,10 @@ type entryKey struct {
 	pages int // 0 of a page, which has no index
 }
 
-// entry is a page, or the index of a chunk, or is becoming one.
+// entry is a page or the index of a chunk, or the read of one. The goroutine of its read
+// writes page, index, err and memory before it closes done; afterwards they are
+// immutable. An entry is freed once, by the goroutine that finds it without users and
+// removes it.
 type entry struct {
 	cache *Cache
 	key   entryKey
@@ -66,15 +69,15 @@ type entry struct {
 	want   schema.Chunk
 	at     Place
 	done   chan struct{} // closed when page, index or err is there
-	page   *schema.Page
-	index  *index // valid after release: the garbage collector frees it
+	page   *schema.Page  // with its own reference to the blob, until free
+	index  *index        // valid after release: the garbage collector frees it
 	err    error
-	memory *admission.Hold
+	memory *admission.Hold // nil if none was reserved
 
-	users  int           // callers that wait for it or read it; guarded by cache.mu
+	users  int           // callers that wait for it or use it; guarded by cache.mu
 	ready  bool          // page or err is there; guarded by cache.mu
 	notify []arrival     // notified when it is ready; guarded by cache.mu
-	place  *list.Element // in cache.idle; guarded by cache.mu
+	place  *list.Element // in cache.idle, nil if it has users; guarded by cache.mu
 }
 
 // errUnwanted ends a read that no caller waits for.
@@ -113,9 +116,9 @@ func (c *Cache) acquire(ctx context.Context, form *schema.Form, want schema.Chun
 	return e, nil
 }
 
-// want starts reading a page or an index, unless it is there or being read, and does not
-// wait for it. The entry stays until release. If notify is not nil, its number is sent
-// when the entry is ready or has failed, perhaps at once.
+// want starts reading a page or an index, unless it is in memory or being read. It does
+// not wait. The caller has a use of the entry until it calls release. If notify is not
+// nil, its number is sent when the entry is ready or has failed, perhaps at once.
 func (c *Cache) want(ctx context.Context, form *schema.Form, want schema.Chunk, at Place,
 	notify *arrival) (*entry, error) {
 	key := entryKey{want.BlobRef, want.Rows, want.Pages}
@@ -152,8 +155,8 @@ func (c *Cache) want(ctx context.Context, form *schema.Form, want schema.Chunk, 
 	return e, nil
 }
 
-// peek returns a page or an index that is in memory, which stays until release; nil if it is not. It
-// starts no read.
+// peek returns a page or an index that is in memory, with a use until release; nil if it
+// is not in memory. It starts no read.
 func (c *Cache) peek(want schema.Chunk) *entry {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -169,8 +172,8 @@ func (c *Cache) peek(want schema.Chunk) *entry {
 	return e
 }
 
-// reading reads an entry, and then those that wait in the queue. Reads belong to no single caller:
-// if the first caller leaves, others may still wait.
+// reading reads an entry, and then the entries that wait in the queue. Reads belong to no
+// single caller: if the first caller leaves, others may still wait.
 func (c *Cache) reading(e *entry) {
 	for e != nil {
 		err := e.open()
@@ -183,7 +186,7 @@ func (c *Cache) reading(e *entry) {
 			t.to <- t.n // there is room
 		}
 		e.notify = nil
-		gone := e.leftLocked(err != nil)
+		gone := e.leftLocked(err != nil) // the last user may have left while the blob was read
 		read := e
 		if e = nil; len(c.queue) > 0 {
 			e = c.queue[0]
@@ -273,8 +276,9 @@ func (e *entry) release() {
 	}
 }
 
-// leftLocked handles an entry whose last user may have left: it keeps it as idle, cancels
-// its read, or removes it. It reports whether the caller has to free it.
+// leftLocked handles an entry whose last user may have left: it keeps the entry as idle,
+// cancels its read, or removes it. It reports whether the caller has to free the entry,
+// which the caller does without the lock.
 func (e *entry) leftLocked(failed bool) bool {
 	c := e.cache
 	if failed && c.entries[e.key] == e {
@@ -288,7 +292,7 @@ func (e *entry) leftLocked(failed bool) bool {
 		if c.entries[e.key] == e {
 			delete(c.entries, e.key)
 		}
-		return false // load frees it
+		return false // reading frees it
 	case failed || c.closed || c.blocked > 0 || c.entries[e.key] != e:
 		if c.entries[e.key] == e {
 			delete(c.entries, e.key)
@@ -354,7 +358,8 @@ func (c *Cache) safely(work func() error) func() error {
 	}
 }
 
-// start runs a function in a goroutine that Close waits for; false if the cache is closed.
+// start runs a function in a goroutine that Close waits for. It returns false, and runs
+// nothing, if the cache is closed.
 func (c *Cache) start(run func()) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -372,20 +377,21 @@ type arrival struct {
 	n  int // its number among them
 }
 
-// wants are pages, or lists of pages, that a call needs. The call visits each as it comes and releases
-// it, so that it holds no memory of one page while it waits for others. A goroutine for each page
-// would do the same at the cost of a stack.
+// wants describes the pages, or lists of pages, that a call needs. The call visits each
+// when it is ready, and releases it, so that it holds no memory of one page while it
+// waits for others. A goroutine for each page would do the same at the cost of a stack.
 type wants struct {
-	n     int                          // how many there are
-	chunk func(i int) schema.Chunk     // what each is
-	form  func(i int) *schema.Form     // whose it is; nil if all are the same
-	place func(i int) Place            // where it is wanted again; nil if nowhere
-	visit func(i int, e *entry) error  // what is done with it, while it is open
-	lost  func(i int, err error) error // says what could not be read
+	n     int                          // how many there are; the functions below get a number in [0, n)
+	chunk func(i int) schema.Chunk     // the page or list
+	form  func(i int) *schema.Form     // the form of its snapshot; nil if all have the same
+	place func(i int) Place            // where it is read again in each epoch; nil if nowhere
+	visit func(i int, e *entry) error  // called while the entry is in use
+	lost  func(i int, err error) error // adds to the error of a read what could not be read
 }
 
-// each visits all wants, in any order, in the caller's goroutine. At most pagesAtOnce are read or
-// waiting at a time. The first error, or the end of ctx, ends it and releases the rest.
+// each visits all wants, in any order, in the caller's goroutine. At most pagesAtOnce are
+// being read or waiting at a time. It returns after the first error, or with the cause of
+// ctx when ctx ends, and releases the rest.
 func (c *Cache) each(ctx context.Context, form *schema.Form, w wants) error {
 	came := make(chan int, min(w.n, pagesAtOnce))
 	open := make(map[int]*entry, cap(came))

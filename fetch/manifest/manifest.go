@@ -27,11 +27,12 @@ import (
 	"bowstring/schema"
 )
 
-// pagesAtOnce is how many pages one call has on their way at the same time.
+// pagesAtOnce is how many pages one call reads at the same time, so that a call for many
+// rows does not fill the queue that all calls share.
 const pagesAtOnce = 256
 
-// Manifest is an opened snapshot: its rows, read when they are wanted. It is safe
-// for concurrent use.
+// Manifest is an opened snapshot. Its rows are read when they are needed. It is safe for
+// concurrent use, except that Close must be the last call.
 type Manifest struct {
 	cache  *Cache
 	name   string // dataset@number
@@ -41,14 +42,15 @@ type Manifest struct {
 
 	// Set only if the manifest was read whole. Each entry has a use until Close.
 	whole  bool
-	lists  []*entry // by chunk; nil of one that is a page itself
+	lists  []*entry // by chunk; nil for a chunk that is itself a page
 	pages  []*entry
-	places starts
-	bytes  int64
+	places starts // where each page begins
+	bytes  int64  // counted in cache.resident
 }
 
-// Open opens a snapshot. One whose manifest is small, and has room, is read whole.
-// The caller closes it.
+// Open opens a snapshot. If its manifest is small, and there is room for it, Open reads
+// all of it. A chunk with an impossible size or number of rows is a schema.ErrDataLoss.
+// The caller closes the manifest.
 func (c *Cache) Open(ctx context.Context, snap *schema.Snapshot) (*Manifest, error) {
 	m := &Manifest{cache: c, name: fmt.Sprintf("%s@%d", snap.Dataset, snap.Number)}
 	var err error
@@ -198,10 +200,12 @@ func (m *Manifest) page(ctx context.Context, page schema.Chunk, start int64) (*e
 	return e, nil
 }
 
+// lostList is the error of a list of pages that could not be read.
 func (m *Manifest) lostList(chunk int, err error) error {
 	return m.lost(fmt.Sprintf("chunk %d", chunk), err)
 }
 
+// lostPage is the error of a page that could not be read; start is its first position.
 func (m *Manifest) lostPage(page schema.Chunk, start int64, err error) error {
 	return m.lost(fmt.Sprintf("positions %d to %d", start, start+page.Rows-1), err)
 }
@@ -223,8 +227,8 @@ func (m *Manifest) named(err error) error {
 	return fmt.Errorf("manifest of %s@%d: %w", m.Snapshot().Dataset, m.Snapshot().Number, err)
 }
 
-// Try returns where the samples at some positions are, if their pages stay in memory as
-// long as the manifest is open. Positions are in [0, Rows()).
+// Try returns the rows of the samples at some positions, if the manifest was read whole.
+// The rows are valid as long as the manifest is open. Positions are in [0, Rows()).
 func (m *Manifest) Try(positions []int64) ([]schema.Row, bool) {
 	if !m.whole {
 		return nil, false
@@ -325,14 +329,16 @@ func (m *Manifest) visitNeeds(ctx context.Context, needs []need, visit func(*nee
 	})()
 }
 
-// need is a page with wanted rows.
+// need is a page with wanted rows: those at order[from:to], in the order of
+// [Manifest.needs].
 type need struct {
 	page     schema.Chunk
 	start    int64
-	from, to int // which rows, in their order
+	from, to int // the rows: indexes into the order of positions
 }
 
-// needs returns the order of positions, as indexes, and the pages of those samples.
+// needs returns the positions in ascending order, as indexes into positions, and the
+// pages of those samples, each page once. It reads the lists of pages that it needs.
 func (m *Manifest) needs(ctx context.Context, positions []int64) (order []int, needs []need, err error) {
 	order = make([]int, len(positions))
 	for i := range order {
@@ -350,6 +356,7 @@ func (m *Manifest) needs(ctx context.Context, positions []int64) (order []int, n
 		chunks = append(chunks, need{from: from, to: to, start: int64(chunk)})
 		from = to
 	}
+	// For now start is the number of the chunk.
 	lists, err := m.someLists(ctx, len(chunks), func(i int) int { return int(chunks[i].start) })
 	if err != nil {
 		return nil, nil, err
@@ -366,8 +373,9 @@ func (m *Manifest) needs(ctx context.Context, positions []int64) (order []int, n
 	return order, needs, nil
 }
 
-// gather copies the rows at positions[wanted[...]], ascending, of a page that begins at
-// start, and notes where each is.
+// gather copies rows of a page into g, runs of neighbours at a time. The rows are those
+// at positions[wanted[...]], which ascend; the page begins at start. It sets rows[...].At
+// to the row in g; Page is set when g is complete.
 func gather(g *schema.Gathering, p *schema.Page, start int64, positions []int64, wanted []int,
 	rows []schema.Row) error {
 	for i := 0; i < len(wanted); {
@@ -384,37 +392,40 @@ func gather(g *schema.Gathering, p *schema.Page, start int64, positions []int64,
 	return nil
 }
 
-// Start runs At in a goroutine of the cache, which calls done. It returns at once; false
-// if the engine is closing.
+// Start runs At in a goroutine of the cache, which calls done. It returns at once. It
+// returns false, and done is not called, if the engine is closing.
 func (m *Manifest) Start(ctx context.Context, positions []int64, done func([]schema.Row, error)) bool {
 	return startAt(ctx, m.cache, m.At, positions, done)
 }
 
-// Go runs f in a goroutine of the cache's, which it waits for when it is closed. It returns at
-// once; false if the engine is closing. A panic in f is an error for done.
+// Go runs f in a goroutine of the cache, and then done with its error. Cache.Close waits
+// for both. Go returns at once. It returns false, and calls neither, if the engine is
+// closing. A panic in f is an error for done.
 func (m *Manifest) Go(f func() error, done func(error)) bool {
 	return m.cache.start(func() { done(m.cache.safely(f)()) })
 }
 
-// lookup finds samples by id: an open-addressing table of positions plus one, with
-// linear probing, built when it is first used; 0 is a free slot. Ids themselves stay
+// lookup finds samples by id. It is an open-addressing table of positions plus one, with
+// linear probing, built when it is first used; 0 is a free slot. The ids themselves stay
 // in the pages. A byte of each id's hash spares reading pages for ids that share a slot.
 // The hash is seeded, so that no choice of ids can make it slow.
+//
+// After buildIndex has returned without an error, the table is immutable.
 type lookup struct {
 	seed   maphash.Seed
-	small  []uint32
-	large  []uint64
-	tags   []uint8
-	memory *admission.Hold
+	small  []uint32        // the table, if positions fit into 4 bytes
+	large  []uint64        // the table otherwise
+	tags   []uint8         // by slot: the low byte of the id's hash
+	memory *admission.Hold // for the table and the tags, until close
 
-	turn chan struct{} // held by who builds it
+	turn chan struct{} // a semaphore of one for the goroutine that builds it; a mutex would not end with a context
 	once sync.Once
 }
 
-// Find returns the positions of the samples with some ids, -1 where there is none. The
-// first call goes through all ids, and takes 6.25 bytes a row (11.25 beyond 2^32 rows) of what
-// the ledger has for admission.Evaluation until the manifest is closed: ErrLimit where they
-// do not fit.
+// Find returns the positions of the samples with some ids, -1 for an id that the snapshot
+// does not have. The first call reads all ids. Its index takes 6.25 bytes per row (11.25
+// beyond 2^32 rows) of the ledger's memory for admission.Evaluation until the manifest is
+// closed. If they do not fit, the error is a schema.ErrLimit.
 func (m *Manifest) Find(ctx context.Context, ids []schema.ID) ([]int64, error) {
 	if err := m.buildIndex(ctx); err != nil {
 		return nil, err
@@ -427,6 +438,8 @@ func (m *Manifest) Find(ctx context.Context, ids []schema.ID) ([]int64, error) {
 		found[i], left = -1, append(left, i)
 		at[i], tags[i] = x.slot(id)
 	}
+	// Each round takes the next candidate of every id that is left, so that the
+	// candidates of a round are read together. Nearly all ids are found in the first.
 	for len(left) > 0 {
 		var asked []int
 		var positions []int64
@@ -463,6 +476,8 @@ func (m *Manifest) Find(ctx context.Context, ids []schema.ID) ([]int64, error) {
 // findAtOnce is how many rows are copied at the same time to compare their ids.
 const findAtOnce = 1024
 
+// buildIndex builds the table unless it exists. Concurrent calls wait for the one that
+// builds. A failed build leaves nothing, and the next call tries again.
 func (m *Manifest) buildIndex(ctx context.Context) error {
 	x := &m.ids
 	x.once.Do(func() { x.turn = make(chan struct{}, 1) })
@@ -476,7 +491,7 @@ func (m *Manifest) buildIndex(ctx context.Context) error {
 		return nil
 	}
 	n := m.Rows()
-	slots, width := n+n/4+1, int64(4)
+	slots, width := n+n/4+1, int64(4) // 80 % full at most, so probes stay short
 	if n >= math.MaxUint32 {
 		width = 8
 	}
@@ -513,14 +528,19 @@ func (m *Manifest) buildIndex(ctx context.Context) error {
 	return nil
 }
 
+// slots is the number of slots.
 func (x *lookup) slots() int { return max(len(x.small), len(x.large)) }
 
+// slot returns the first slot of an id, and its tag. The slot comes from the high bits of
+// the hash and the tag from the low ones, so that ids with the same slot differ in tags.
 func (x *lookup) slot(id schema.ID) (int, uint8) {
 	hash := maphash.Bytes(x.seed, id[:])
 	hi, _ := bits.Mul64(hash, uint64(x.slots()))
 	return int(hi), uint8(hash)
 }
 
+// add enters an id at the first free slot from its own. tags is not x.tags yet, because
+// that field says that the table is complete.
 func (x *lookup) add(tags []uint8, id schema.ID, pos int64) {
 	at, tag := x.slot(id)
 	for x.has(at) {
@@ -536,6 +556,7 @@ func (x *lookup) add(tags []uint8, id schema.ID, pos int64) {
 	}
 }
 
+// has reports whether a slot is taken.
 func (x *lookup) has(at int) bool {
 	if x.small != nil {
 		return x.small[at] != 0
@@ -543,7 +564,8 @@ func (x *lookup) has(at int) bool {
 	return x.large[at] != 0
 }
 
-// next returns the position of the next candidate from a slot on, and goes on.
+// next returns the position of the next candidate from slot *at on, and moves *at behind
+// it; false if a free slot comes first.
 func (x *lookup) next(at *int, tag uint8) (pos int64, ok bool) {
 	for x.has(*at) {
 		slot := *at
@@ -561,15 +583,15 @@ func (x *lookup) next(at *int, tag uint8) (pos int64, ok bool) {
 	return 0, false
 }
 
-// close gives the memory back.
+// close releases the memory.
 func (x *lookup) close() {
 	x.memory.Release()
 	x.small, x.large, x.tags = nil, nil, nil
 }
 
 const (
-	// walkBytes is how much of a manifest that is gone through is on its way at once,
-	// and walkMost how many pages.
+	// walkBytes is how many bytes of a manifest a walk reads at the same time, and
+	// walkMost how many pages.
 	walkBytes = 32 << 20
 	walkMost  = 256
 	// chunksAtOnce is how many chunks have their pages listed at the same time.
@@ -577,8 +599,8 @@ const (
 )
 
 // Prefetch begins to read the pages of the samples at some positions, up to pagesAtOnce
-// of them, so that they are in memory when they are needed. It returns at once. Errors
-// are left to the call that reads the rows.
+// of them. It returns at once. The pages stay in the cache until their memory is needed.
+// The call that reads the rows gets the errors.
 func (m *Manifest) Prefetch(ctx context.Context, positions []int64) {
 	if m.whole {
 		return
@@ -620,6 +642,8 @@ func (m *Manifest) Walk(ctx context.Context, from, to int64, need func(start int
 		rows := max(c.Rows/pages, 1)
 		most += min(pages, (min(to-m.chunks.at[i], c.Rows)-max(from-m.chunks.at[i], 0))/rows+2)
 	}
+	// The walk is a pipeline: one goroutine sends chunks, some list their pages, and more
+	// of them read and visit pages. Lists and pages are read at the same time.
 	w := &walk{m: m, ctx: ctx, from: from, to: to, need: need, visit: visit}
 	w.failedAt.Store(to)
 	chunks, pages := make(chan int), make(chan page)
@@ -663,7 +687,7 @@ func (m *Manifest) Walk(ctx context.Context, from, to int64, need func(start int
 	return w.err
 }
 
-// walk is a Walk under way.
+// walk is the state of one Walk. Its goroutines share it.
 type walk struct {
 	m        *Manifest
 	ctx      context.Context
@@ -671,6 +695,9 @@ type walk struct {
 	need     func(int64, *schema.Chunk) bool
 	visit    func(context.Context, int64, *schema.Page) error
 
+	// failedAt is the position of err, or the end of the walk if there is none. Pages
+	// from there on are skipped. It only decreases, so the error at the least position
+	// remains.
 	failedAt atomic.Int64 // the position of err, to if there is none; pages from there on are skipped
 	mu       sync.Mutex
 	err      error // guarded by mu
@@ -682,10 +709,11 @@ type page struct {
 	start int64
 }
 
-// goesOn reports whether the page at a position is still wanted.
+// goesOn reports whether the page at a position is still needed.
 func (w *walk) goesOn(start int64) bool { return start < w.failedAt.Load() && w.ctx.Err() == nil }
 
-// at does something for a run of rows, if it is still wanted, and notes its error.
+// at calls do for the run of rows that begins at start, if it is still needed, and
+// records its error.
 func (w *walk) at(start int64, do func() error) {
 	if !w.goesOn(start) {
 		return
@@ -702,7 +730,7 @@ func (w *walk) at(start int64, do func() error) {
 	}
 }
 
-// list sends the pages of a chunk that are needed.
+// list sends the needed pages of a chunk to the goroutines that visit them.
 func (w *walk) list(c int, pages chan<- page) error {
 	run := &w.m.Snapshot().Chunks[c]
 	at := w.m.chunks.at[c]
@@ -723,6 +751,7 @@ func (w *walk) list(c int, pages chan<- page) error {
 	return nil
 }
 
+// page reads and visits a page.
 func (w *walk) page(p page) error {
 	e, err := w.m.page(w.ctx, p.Chunk, p.start)
 	if err != nil {
@@ -738,6 +767,8 @@ type starts struct {
 	uniform int64 // rows of every run but the last, 0 if they differ
 }
 
+// newStarts returns where chunks begin. If all but the last have the same number of rows,
+// as chunks of an import have, of needs a division and no search.
 func newStarts(chunks []schema.Chunk) starts {
 	s := starts{at: make([]int64, 1, len(chunks)+1)}
 	for i := range chunks {
@@ -753,7 +784,7 @@ func newStarts(chunks []schema.Chunk) starts {
 	return s
 }
 
-// of returns the run that has a position.
+// of returns the index of the run that has a position. The position is in range.
 func (s *starts) of(pos int64) int {
 	if s.uniform != 0 {
 		return int(pos / s.uniform)
@@ -767,4 +798,5 @@ type index struct {
 	starts
 }
 
+// newIndex returns the index of pages, which the caller must not change afterwards.
 func newIndex(pages []schema.Chunk) *index { return &index{pages, newStarts(pages)} }

@@ -10,8 +10,8 @@ import (
 	"bowstring/schema"
 )
 
-// Reader gives the rows that a job reads: those of a [Manifest], or of several, as a [Union]. Its methods are described
-// there.
+// Reader reads the rows of a job: those of a [Manifest], or of several manifests as a
+// [Union]. The methods are described there.
 type Reader interface {
 	Form() *schema.Form
 	Snapshot() *schema.Snapshot
@@ -30,18 +30,22 @@ var (
 	_ Reader = (*Union)(nil)
 )
 
-// Union is several manifests in one space of positions: the rows of each follow those of the one before it. Its rows have
-// the columns of its form. It is open as long as the manifests are, and safe for concurrent use.
+// Union is several manifests in one space of positions: the rows of each follow those of
+// the manifest before it. All rows have the columns of the union's form. A union is valid
+// as long as its manifests are open. It owns nothing of them and needs no Close. It is
+// safe for concurrent use.
 type Union struct {
 	form  *schema.Form
 	parts []*Manifest
 	base  []int64 // first position of each part, then the number of all rows
-	whole bool    // all are in memory
-	// adopted are the pages of manifests in memory whose columns are not the form's, by part, made when they are wanted.
+	whole bool    // all parts are in memory
+	// adopted are pages with the columns of the form, by part and page. They are made on
+	// demand, for parts in memory whose own columns differ; nil for other parts.
 	adopted [][]atomic.Pointer[schema.Page]
 }
 
-// NewUnion returns the rows of manifests, of which form is the form: see [schema.NewUnion]. They stay the caller's.
+// NewUnion returns the rows of manifests, in the order of form, which [schema.NewUnion]
+// made of their forms. The caller closes the manifests, after the union's last use.
 func NewUnion(form *schema.Form, parts []*Manifest) *Union {
 	u := &Union{form: form, parts: parts, base: make([]int64, 1, len(parts)+1), whole: true,
 		adopted: make([][]atomic.Pointer[schema.Page], len(parts))}
@@ -55,10 +59,10 @@ func NewUnion(form *schema.Form, parts []*Manifest) *Union {
 	return u
 }
 
-// Form is what all rows have in common.
+// Form is the form of all rows.
 func (u *Union) Form() *schema.Form { return u.form }
 
-// Snapshot is a snapshot made of all of them, with the columns of the form.
+// Snapshot is the snapshot of the form: one that stands for all parts together.
 func (u *Union) Snapshot() *schema.Snapshot { return u.form.Snapshot() }
 
 // Rows is the number of samples.
@@ -67,7 +71,7 @@ func (u *Union) Rows() int64 { return u.base[len(u.parts)] }
 // Resident reports whether all rows are in memory.
 func (u *Union) Resident() bool { return u.whole }
 
-// part is the manifest that has a position.
+// part returns the index of the manifest that has a position.
 func (u *Union) part(pos int64) int {
 	return sort.Search(len(u.parts), func(i int) bool { return u.base[i+1] > pos })
 }
@@ -85,7 +89,7 @@ func (u *Union) row(part int, pos int64) schema.Row {
 	if q == nil {
 		q = u.form.Adopt(part, p)
 		if !made.CompareAndSwap(nil, q) {
-			q = made.Load() // batches know pages by their addresses
+			q = made.Load() // another goroutine was faster; batches compare pages by address, so there is one
 		}
 	}
 	return schema.Row{Page: q, At: at}
@@ -114,18 +118,19 @@ func (u *Union) Peek(pos int64, visit func(start int64, p *schema.Page)) bool {
 	})
 }
 
-// some are those of the positions that belong to one manifest.
+// some are those of a call's positions that belong to one manifest.
 type some struct {
 	part  int
-	where []int   // their indexes
-	at    []int64 // their positions there
-	rows  []schema.Row
+	where []int        // their indexes in the call's positions
+	at    []int64      // their positions in the manifest
+	rows  []schema.Row // the results, in the order of at
+	// The pages that they are in: see [Manifest.needs].
 	order []int // as [Manifest.needs] has it, as are needs
 	needs []need
 }
 
-// split groups positions by manifest: whole are groups of manifests in memory, others the
-// rest.
+// split groups positions by manifest. whole are the groups of manifests in memory, others
+// the rest.
 func (u *Union) split(positions []int64) (whole, others []*some) {
 	byPart := make([]*some, len(u.parts))
 	for i, pos := range positions {
@@ -211,12 +216,13 @@ func (u *Union) At(ctx context.Context, positions []int64) ([]schema.Row, error)
 	return rows, nil
 }
 
-// Start is At in a goroutine of the cache's: see [Manifest.Start].
+// Start runs At in a goroutine of the cache: see [Manifest.Start].
 func (u *Union) Start(ctx context.Context, positions []int64, done func([]schema.Row, error)) bool {
 	return startAt(ctx, u.parts[0].cache, u.At, positions, done)
 }
 
-// startAt finds rows in a goroutine of a cache's.
+// startAt runs at in a goroutine of the cache, and then done; false if the cache is
+// closed.
 func startAt(ctx context.Context, c *Cache, at func(context.Context, []int64) ([]schema.Row, error), positions []int64,
 	done func([]schema.Row, error)) bool {
 	return c.start(func() {
@@ -229,7 +235,7 @@ func startAt(ctx context.Context, c *Cache, at func(context.Context, []int64) ([
 	})
 }
 
-// Go runs f in a goroutine of the cache's: see [Manifest.Go].
+// Go runs f in a goroutine of the cache: see [Manifest.Go].
 func (u *Union) Go(f func() error, done func(error)) bool { return u.parts[0].Go(f, done) }
 
 // Prefetch begins to read the pages of the samples at some positions: see
