@@ -22,7 +22,7 @@ import (
 )
 
 // action is an action of DoAction: its name, its description for ListActions, and its
-// handler. The handler gets the body, and sends each result by the function.
+// handler. The handler gets the body, and calls the function with each result.
 type action struct {
 	name  string
 	about string
@@ -81,7 +81,7 @@ func actions() []action {
 	}
 }
 
-// ListActions sends the actions that there are.
+// ListActions sends all actions.
 func (s actionHandler) ListActions(_ *flight.Empty, stream flight.FlightService_ListActionsServer) error {
 	for _, a := range actions() {
 		if err := stream.Send(&flight.ActionType{Type: a.name, Description: a.about}); err != nil {
@@ -91,7 +91,8 @@ func (s actionHandler) ListActions(_ *flight.Empty, stream flight.FlightService_
 	return nil
 }
 
-// DoAction runs an action.
+// DoAction runs an action. An unknown name fails with schema.ErrNotFound and the nearest
+// known name.
 func (s actionHandler) DoAction(a *flight.Action, stream flight.FlightService_DoActionServer) error {
 	list := actions()
 	names := make([]string, len(list))
@@ -122,7 +123,7 @@ func body(b []byte, v any) error {
 	return schema.DecodeJSON("body", b, v)
 }
 
-// encodeJSON makes the JSON of an answer.
+// encodeJSON returns the JSON of an answer.
 func encodeJSON(v any) ([]byte, error) {
 	b, err := json.Marshal(v)
 	if err != nil {
@@ -131,7 +132,7 @@ func encodeJSON(v any) ([]byte, error) {
 	return b, nil
 }
 
-// sendJSON sends one result.
+// sendJSON sends v as one result.
 func sendJSON(send func([]byte) error, v any) error {
 	b, err := encodeJSON(v)
 	if err != nil {
@@ -148,14 +149,16 @@ func refOf(b []byte) (ref catalog.Ref, err error) {
 	return ref, ref.Check()
 }
 
+// splitInfo is the JSON of a split. Ranges are its positions in the snapshot.
 type splitInfo struct {
 	Name   string         `json:"name"`
 	Rows   int64          `json:"rows"`
 	Ranges []schema.Range `json:"ranges,omitempty"`
 }
 
-// splitsOf describes the splits that exist for a caller, and their positions unless they
-// contain hidden rows.
+// splitsOf describes the splits that exist for a caller. With ranges it includes their
+// positions, unless the snapshot has rows hidden from the caller: gaps between the ranges
+// would reveal them.
 func splitsOf(v *catalog.View, ranges bool) []splitInfo {
 	out := make([]splitInfo, len(v.Splits))
 	for i, sp := range v.Splits {
@@ -167,9 +170,9 @@ func splitsOf(v *catalog.View, ranges bool) []splitInfo {
 	return out
 }
 
-// list sends the newest snapshot of each dataset that exists for the caller. It computes
-// nothing that a listing of many datasets could not afford: splits have no positions
-// here.
+// list sends the newest snapshot of each dataset that exists for the caller. It reads only
+// the record of each snapshot: a listing of many datasets could not afford more. Therefore
+// splits have no positions here.
 func (s actionHandler) list(ctx context.Context, b []byte, send func([]byte) error) error {
 	filter, err := parseFilter("body", b)
 	if err != nil {
@@ -203,10 +206,12 @@ type columnInfo struct {
 	Kind     string   `json:"kind"` // "id", "metadata" or "blob"
 	Media    string   `json:"media,omitempty"`
 	Classes  []string `json:"classes,omitempty"`
-	Bytes    *int64   `json:"bytes,omitempty"` // of all blobs of the column
+	// Bytes is the total size of the column's blobs. It is set for blob columns only.
+	Bytes *int64 `json:"bytes,omitempty"`
 }
 
-// describedColumns describes the columns that exist for the caller, and sums the blobs up.
+// describedColumns describes the columns that exist for the caller, and returns the total
+// size of their blobs.
 func describedColumns(ctx context.Context, v *catalog.View) (columns []columnInfo, blobBytes int64, err error) {
 	blob := -1
 	for _, f := range v.Snap.Schema.Fields() {
@@ -236,7 +241,7 @@ func describedColumns(ctx context.Context, v *catalog.View) (columns []columnInf
 }
 
 // describe sends everything about one snapshot that exists for the caller. Figures that
-// count hidden rows are left out or computed for the visible rows only.
+// count hidden rows are omitted, or computed for the visible rows only.
 func (s actionHandler) describe(ctx context.Context, b []byte, send func([]byte) error) error {
 	ref, err := refOf(b)
 	if err != nil {
@@ -257,7 +262,7 @@ func (s actionHandler) describe(ctx context.Context, b []byte, send func([]byte)
 		Bytes  int64 `json:"bytes"`
 	}
 	var m manifest
-	if v.Within == nil { // its size reveals hidden rows
+	if v.Within == nil { // otherwise its size would reveal hidden rows
 		m.Chunks = len(snap.Chunks)
 		for _, c := range snap.Chunks {
 			m.Bytes += c.ManifestBytes()
@@ -308,8 +313,8 @@ func (s actionHandler) drop(ctx context.Context, b []byte, send func([]byte) err
 	}{ref.Dataset, dropped})
 }
 
-// gc collects garbage, or only reports it, if dry_run is set. The catalog checks the
-// right admin.
+// gc frees dead blobs, or only reports them if dry_run is set. The catalog checks the right
+// admin.
 func (s actionHandler) gc(ctx context.Context, b []byte, send func([]byte) error) error {
 	var opts struct {
 		DryRun bool `json:"dry_run"`
@@ -324,7 +329,7 @@ func (s actionHandler) gc(ctx context.Context, b []byte, send func([]byte) error
 	return sendJSON(send, report)
 }
 
-// warm reads the blobs of a job into the spill. The right to read is checked first: a
+// warm reads the blobs of a job into the spill. It checks the right to read first: a
 // refused caller gets no other error.
 func (s actionHandler) warm(ctx context.Context, b []byte, send func([]byte) error) error {
 	req, err := schema.ParseRequest(b)
@@ -347,7 +352,8 @@ func (s actionHandler) warm(ctx context.Context, b []byte, send func([]byte) err
 	return s.warmAll(ctx, cat, job, send)
 }
 
-// renewFlightEndpoint is Flight's own.
+// renewFlightEndpoint implements Flight's RenewFlightEndpoint. Endpoints have no state on
+// the server, so renewal only checks that the caller may still read, and sets a new time.
 func (s actionHandler) renewFlightEndpoint(ctx context.Context, b []byte, send func([]byte) error) error {
 	var req flight.RenewFlightEndpointRequest
 	if err := s.unmarshal(ctx, b, &req); err != nil {
@@ -365,6 +371,7 @@ func (s actionHandler) renewFlightEndpoint(ctx context.Context, b []byte, send f
 	return sendProto(send, e)
 }
 
+// sendProto sends m as one result.
 func sendProto(send func([]byte) error, m proto.Message) error {
 	b, err := proto.Marshal(m)
 	if err != nil {
@@ -380,7 +387,7 @@ type tagInfo struct {
 	Snapshot int64  `json:"snapshot"`
 }
 
-// tag gives a snapshot a name.
+// tag implements the action: it gives a snapshot a tag.
 func (s actionHandler) tag(ctx context.Context, b []byte, send func([]byte) error) error {
 	var req struct {
 		catalog.Ref
@@ -402,7 +409,7 @@ func (s actionHandler) tag(ctx context.Context, b []byte, send func([]byte) erro
 	return sendJSON(send, tagInfo{req.Dataset, req.Name, number})
 }
 
-// untag removes a name.
+// untag implements the action: it removes a tag.
 func (s actionHandler) untag(ctx context.Context, b []byte, send func([]byte) error) error {
 	var req struct {
 		Dataset string `json:"dataset"`
@@ -439,7 +446,7 @@ func (s actionHandler) tags(ctx context.Context, b []byte, send func([]byte) err
 		if !filter.Match(d.Name) || len(d.Tags) == 0 {
 			continue
 		}
-		// A rule that does not fit a dataset hides it.
+		// A dataset is hidden if its rule does not fit its columns.
 		if _, err := cat.Exists(ctx, catalog.Ref{Dataset: d.Name}, policy.List); errors.Is(err, schema.ErrNotFound) {
 			continue
 		} else if err != nil {
@@ -457,19 +464,19 @@ func (s actionHandler) tags(ctx context.Context, b []byte, send func([]byte) err
 	return nil
 }
 
-// cancelGrace is how long a cancellation waits for the streams to be gone.
+// cancelGrace bounds how long a cancellation waits for the streams to end.
 const cancelGrace = time.Second
 
-// knows returns a predicate for the calls that the catalog's caller may know of and
+// knows returns a predicate for the calls that the caller of the catalog may see and
 // cancel.
 func knows(cat *catalog.Catalog) func(*call) bool {
 	knows := cat.Knows()
 	return func(c *call) bool { return knows(c.caller.Principal, &c.access) }
 }
 
-// cancelPlans ends the running streams of plans, and reports how many there were and
-// whether all are gone. The audit log has one record for each plan before and after; if
-// no matching call of the caller runs, it has none.
+// cancelPlans ends the running streams of plans. It returns how many there were, and
+// whether all have ended. The audit log has one record for each plan before and one after.
+// It has none if no visible call runs.
 func (s actionHandler) cancelPlans(ctx context.Context, plans map[string]bool) (count int, gone bool, err error) {
 	cat := s.catalog(ctx)
 	killed, visible := map[*call]bool{}, knows(cat)
@@ -493,8 +500,8 @@ func (s actionHandler) cancelPlans(ctx context.Context, plans map[string]bool) (
 			return len(killed), false, err
 		}
 	}
-	// Wait until the streams have returned their places and memory, for cancelGrace at
-	// most. The caller learns whether they have.
+	// Wait until the streams have returned their places and memory, but at most cancelGrace.
+	// The result says whether they have.
 	ctx, cancel := context.WithTimeout(ctx, cancelGrace)
 	defer cancel()
 	_, left := s.calls.wait(ctx, func(c *call) bool { return killed[c] })
@@ -526,8 +533,8 @@ const (
 	// maxCancelled bounds the plans of a CancelFlightInfo: each costs a pass over all
 	// running calls. An answer of GetFlightInfo has one plan.
 	maxCancelled = 16
-	// ticketsAtOnce is how many tickets are decoded in one turn. Other callers wait for
-	// that long.
+	// ticketsAtOnce is how many tickets are decoded in one turn of a tenant. Other tenants
+	// wait that long.
 	ticketsAtOnce = 256
 )
 
@@ -542,8 +549,8 @@ func (s actionHandler) cancelFlightInfo(ctx context.Context, b []byte, send func
 	if err != nil {
 		return err
 	}
-	// A plan's id depends on no row: nothing is opened or evaluated, and the snapshot
-	// may be gone.
+	// A plan's id does not depend on rows. No job is opened, and the snapshot may have been
+	// dropped.
 	plans, cat := map[string]bool{}, s.catalog(ctx)
 	for _, r := range requests {
 		id, err := cat.PlanID(ctx, r.Request)
@@ -563,13 +570,14 @@ func (s actionHandler) cancelFlightInfo(ctx context.Context, b []byte, send func
 	return sendProto(send, &result)
 }
 
-// endpointRequest is a request, and the first endpoint whose ticket has it.
+// endpointRequest is a request, with the index of the first endpoint that has it.
 type endpointRequest struct {
 	schema.Request
 	endpoint int
 }
 
-// requestsOf returns the different requests of the tickets of endpoints: as a rule they all have the same.
+// requestsOf returns the distinct requests in the tickets of endpoints. Usually there is
+// one. It decodes the tickets in turns, because an info may have MaxEndpoints of them.
 func (s actionHandler) requestsOf(ctx context.Context, endpoints []*flight.FlightEndpoint) ([]endpointRequest, error) {
 	switch n := len(endpoints); {
 	case n == 0:
@@ -605,7 +613,8 @@ func (s actionHandler) requestsOf(ctx context.Context, endpoints []*flight.Fligh
 	return list, nil
 }
 
-// turn runs f when it is the turn of the caller's tenant: what it does takes processors and waits for nothing.
+// turn runs f when it is the turn of the caller's tenant. f may use the CPU but must not
+// wait for anything: it occupies one of the engine's places for work.
 func (s *Server) turn(ctx context.Context, f func() error) error {
 	return s.work.Do(ctx, fetch.CallerFrom(ctx).Tenant, f)
 }
@@ -619,16 +628,18 @@ type alterRequest struct {
 	Source        string            `json:"source"`
 }
 
-// alterAck is the JSON of its result.
+// alterAck is the JSON of the result of the action alter.
 type alterAck struct {
 	Dataset  string `json:"dataset"`
 	Snapshot int64  `json:"snapshot"`
 	Changed  bool   `json:"changed"`
-	Rows     int64  `json:"rows"` // of the snapshot
-	Deleted  int64  `json:"deleted"`
+	// Rows counts the rows of the new snapshot.
+	Rows    int64 `json:"rows"`
+	Deleted int64 `json:"deleted"`
 }
 
-// alterDataset changes a dataset by what needs no rows.
+// alterDataset implements the action alter: changes of a dataset that need no new rows. The
+// right is checked before the columns, so that a refused caller learns nothing of them.
 func (s actionHandler) alterDataset(ctx context.Context, b []byte, send func([]byte) error) (err error) {
 	var req alterRequest
 	if err := body(b, &req); err != nil {

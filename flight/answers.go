@@ -10,17 +10,19 @@ import (
 	"bowstring/flight/wire"
 )
 
-// reserveAnswer counts in what a call takes to put an answer together whole, and to keep it until its client has read it.
-// Calls of one address wait for their own part: see shares.
+// reserveAnswer reserves n bytes for an answer that is built whole. The caller calls
+// release when the client has read it. Calls of one address share a part of the memory and
+// wait for it: see [wire.Shares].
 func (s *Server) reserveAnswer(ctx context.Context, n int64) (release func(), err error) {
 	peer := ""
-	if c := callFrom(ctx); c != nil { // there is none where an action is run by itself
+	if c := callFrom(ctx); c != nil { // nil if an action runs outside of a call
 		peer = c.host
 	}
 	return s.answers.Reserve(ctx, peer, fetch.CallerFrom(ctx).Tenant, n)
 }
 
-// awaitedBytes is from how many bytes on an answer is waited for until it is written.
+// awaitedBytes is the size from which the server waits until an answer is written. Smaller
+// answers are left to grpc, which copies them.
 const awaitedBytes = 4 * wire.InlineBytes
 
 // written is closed when the bytes of an answer are in the kernel, or are discarded.
@@ -29,9 +31,11 @@ type written chan struct{}
 // Release implements wire.Releaser.
 func (w written) Release() { close(w) }
 
-// answer sends an answer that is no stream's, and returns when it is written. grpc takes a message whatever its length,
-// and keeps it until the client reads: meanwhile the call goes on, is one of those that its address may have, and keeps
-// what was counted for the answer.
+// answer sends the answer of a call that is not a stream, and returns when it is written.
+// The obvious SendMsg returns at once: grpc accepts a message of any length and keeps it
+// until the client reads. A client that does not read could then collect answers without
+// limit. With the wait, the call remains one of those that its address may have, and its
+// reservation remains.
 func (c *callStream) answer(m any) error {
 	msg, ok := m.(proto.Message)
 	if !ok || c.call.lane == nil || proto.Size(msg) < awaitedBytes {

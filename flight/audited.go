@@ -15,7 +15,8 @@ import (
 	"bowstring/schema"
 )
 
-// catalog is what there is for the caller of a call, whose context ctx is.
+// catalog returns the catalog for the caller of the call that ctx belongs to. Handlers
+// reach data only through it: it checks the rights, and it records what the call does.
 func (s *Server) catalog(ctx context.Context) *catalog.Catalog {
 	return s.source.For(fetch.CallerFrom(ctx), audited{s, callFrom(ctx)})
 }
@@ -24,7 +25,8 @@ func (s *Server) catalog(ctx context.Context) *catalog.Catalog {
 // and its rights are registered for callers that list running streams.
 type audited struct {
 	server *Server
-	call   *call // nil where an action is run by itself
+	// call is nil if an action runs outside of a call. Nothing is recorded then.
+	call *call
 }
 
 // Note implements catalog.Call.
@@ -42,8 +44,10 @@ func (a audited) Access() catalog.Access {
 	return a.call.registry.accessOf(a.call)
 }
 
-// BeginRead implements catalog.Call, once for a call. A server that records it on stable storage, and cannot, lets nothing
-// be read.
+// BeginRead implements catalog.Call. It writes the record once for each call, and before
+// the first byte is read. If the audit log demands a record on stable storage and cannot
+// write it, BeginRead fails with schema.ErrUnavailable: an unrecorded read would leave no
+// trace.
 func (a audited) BeginRead(ctx context.Context) error {
 	s, c := a.server, a.call
 	if s.opts.Audit == nil || c == nil || !s.calls.beginsRead(c) {
@@ -62,7 +66,9 @@ func (a audited) BeginRead(ctx context.Context) error {
 	return fmt.Errorf("%w: the server cannot record the read in its audit log; nothing was read", schema.ErrUnavailable)
 }
 
-// beginsRead reports whether a call was let read, which is not on record yet, and notes that it is.
+// beginsRead reports whether the call has the right to read and its read is not on record
+// yet. It marks the read as recorded in the same step, so that concurrent checks of one
+// call write one record.
 func (r *registry) beginsRead(c *call) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -73,12 +79,14 @@ func (r *registry) beginsRead(c *call) bool {
 	return true
 }
 
-// reads reports whether it is certain that a call reads: of an upload, the snapshot is on record.
+// reads reports whether a call certainly reads. A call that was opened early may still turn
+// out to use another snapshot. An upload is excluded, because its snapshot is on record.
 func reads(a *catalog.Access, c *call) bool {
 	return !a.Refused && !a.Early && a.Right == policy.Read && !strings.HasSuffix(c.method, "/DoPut")
 }
 
-// readEvent is that of a call that was let read.
+// readEvent returns the audit event of a read, with the dataset and the rule from the
+// call's last access check.
 func (s *Server) readEvent(ctx context.Context, c *call, phase string) audit.Event {
 	a := s.calls.accessOf(c)
 	e := s.event(ctx, audit.Read)
@@ -89,15 +97,18 @@ func (s *Server) readEvent(ctx context.Context, c *call, phase string) audit.Eve
 	return e
 }
 
-// mistaken notes that the plan that a call serves is not of the snapshot that was asked for.
+// mistaken removes the plan from the description of a call. The call was opened early, and
+// its plan belongs to another snapshot than the request names.
 func mistaken(ctx context.Context) {
 	if c := callFrom(ctx); c != nil {
 		c.registry.unname(c)
 	}
 }
 
-// Record implements catalog.Call. The change is in the audit log, on stable storage,
-// before it begins and before the caller gets its result.
+// Record implements catalog.Call. It writes one event to stable storage before do runs, and
+// one after it. If the first write fails, do does not run. If the second one fails, the
+// change has happened and the caller gets schema.ErrUnavailable with a message that says
+// so.
 func (a audited) Record(ctx context.Context, c catalog.Change, do func(*catalog.Change) error) error {
 	s, log := a.server, a.server.opts.Audit
 	if log == nil {
@@ -130,7 +141,7 @@ func (a audited) Record(ctx context.Context, c catalog.Change, do func(*catalog.
 	return err
 }
 
-// event is one of a call.
+// event returns an audit event with the caller, the trace and the call that ctx belongs to.
 func (s *Server) event(ctx context.Context, what string) audit.Event {
 	e := audit.Event{Event: what}
 	caller := fetch.CallerFrom(ctx)
@@ -144,8 +155,8 @@ func (s *Server) event(ctx context.Context, what string) audit.Event {
 	return e
 }
 
-// auditCall records what a call that has ended has read, or that it was refused. Its
-// changes were recorded when they were made.
+// auditCall records what an ended call has read, or that it was refused. Changes are not
+// recorded here: Record has written them when they were made.
 func (s *Server) auditCall(ctx context.Context, c *call, code codes.Code) {
 	if s.opts.Audit == nil {
 		return
@@ -159,6 +170,7 @@ func (s *Server) auditCall(ctx context.Context, c *call, code codes.Code) {
 		phase = audit.Failed
 	}
 	e := s.readEvent(ctx, c, phase)
+	// A refusal has one event only. It has no phase, because nothing began.
 	if a.Refused {
 		e.Event, e.Phase = audit.Deny, ""
 	}

@@ -35,27 +35,31 @@ import (
 // flightService is the name of the Flight service in gRPC and for health checks.
 const flightService = "arrow.flight.protocol.FlightService"
 
-// isAuxiliary reports whether a call is of a service that every client may use without
-// credentials: health, reflection. They have a limit of their own, and other nodes' calls
-// none of it.
+// isAuxiliary reports whether a call belongs to a service that every client may use without
+// credentials: health or reflection. These calls have a limit of their own. Calls of other
+// nodes do not count towards it.
 func isAuxiliary(method string) bool { return !isFlight(method) && !isNodes(method) }
 
-// isNodes reports whether a call is one that other nodes of the cluster make.
+// isNodes reports whether only other nodes of the cluster make such a call.
 func isNodes(method string) bool { return method == nodes.ReadMethod || method == nodes.WarmMethod }
 
+// isFlight reports whether a call belongs to the Flight service.
 func isFlight(method string) bool { return strings.HasPrefix(method, "/"+flightService+"/") }
 
-// chain lists what every call passes through, outermost first.
+// chain returns the interceptors of every call, outermost first. There is no unary
+// interceptor, because streamed makes every method a stream.
 func (s *Server) chain() []grpc.ServerOption {
 	return []grpc.ServerOption{
 		grpc.ChainStreamInterceptor(s.streamCall),
 	}
 }
 
-// streamCall lists, checks, guards and logs a call; unary ones come as streams,
-// too (see streamed). The handler runs in a goroutine of its own: it may be blocked in grpc, on a client that does not
-// read or has nothing to say, and grpc unblocks it only when the call ends. So
-// a call that is killed ends here, and its handler right after.
+// streamCall registers, authenticates, guards and logs a call. Unary calls arrive here as
+// streams, too: see streamed.
+//
+// The handler runs in a goroutine of its own. It may be blocked in grpc because the client
+// does not read or send, and grpc unblocks it only when the call ends. Therefore a killed
+// call ends here, and its handler ends right after.
 func (s *Server) streamCall(srv any, ss grpc.ServerStream, info *grpc.StreamServerInfo,
 	handler grpc.StreamHandler) error {
 	ctx, c, err := s.calls.begin(ss.Context(), info.FullMethod, peerOf(ss.Context()))
@@ -72,11 +76,13 @@ func (s *Server) streamCall(srv any, ss grpc.ServerStream, info *grpc.StreamServ
 	})
 	ctx = known
 	if err != nil {
-		c.caller = fetch.Caller{} // what was said cannot be
+		c.caller = fetch.Caller{} // the call's claims are not verified
 		s.observeRefused(ctx, info.FullMethod, err)
 		s.calls.end(c)
 		return ended(ss, err)
 	}
+	// The lane and the receiver replace the ways by which grpc sends and receives messages:
+	// see package wire.
 	var in *wire.Receiver
 	if err = wire.Uncompressed(ctx); err == nil {
 		c.lane, err = wire.NewLane(ctx)
@@ -94,6 +100,8 @@ func (s *Server) streamCall(srv any, ss grpc.ServerStream, info *grpc.StreamServ
 	}
 	c.observer, c.conn = s.opts.Observer, wire.ConnOf(ctx)
 	ctx, c.span = s.beginSpan(ctx, info.FullMethod)
+	// The channel has room for one result. The handler's goroutine can thus end although a
+	// killed call has already returned.
 	over := make(chan error, 1)
 	s.sending.Go(func() {
 		err := c.outcome(s.guard(ctx, info.FullMethod, func() error {
@@ -112,7 +120,7 @@ func (s *Server) streamCall(srv any, ss grpc.ServerStream, info *grpc.StreamServ
 	}
 }
 
-// limits bound what a call sends.
+// limits returns the bounds on what a call sends.
 func (s *Server) limits() wire.Limits {
 	return wire.Limits{
 		MaxMessageBytes: s.opts.MaxMessageBytes, MaxRequestBytes: s.opts.MaxRequestBytes,
@@ -120,8 +128,8 @@ func (s *Server) limits() wire.Limits {
 	}
 }
 
-// recognise finds out who makes a call and on whose account, and returns a context that says
-// so.
+// recognise authenticates the caller of a call and determines its tenant. The returned
+// context carries both.
 func (s *Server) recognise(ctx context.Context, c *call) (context.Context, error) {
 	ctx, err := s.letIn(ctx, c)
 	if err != nil {
@@ -138,9 +146,9 @@ func (s *Server) recognise(ctx context.Context, c *call) (context.Context, error
 	return fetch.WithCaller(ctx, c.caller), nil
 }
 
-// streamed makes the unary methods of a service streams of one message each
-// way: what is true of streams is true of them then, above all that nothing of
-// a message is taken in before its length is known to be allowed.
+// streamed turns the unary methods of a service into streams of one message in each
+// direction. All rules for streams then apply to them. The important one: nothing of a
+// message is read before its length is known to be allowed.
 func streamed(desc grpc.ServiceDesc) *grpc.ServiceDesc {
 	desc.Streams = slices.Clone(desc.Streams)
 	for _, m := range desc.Methods {
@@ -159,7 +167,8 @@ func streamed(desc grpc.ServiceDesc) *grpc.ServiceDesc {
 	return &desc
 }
 
-// guard runs f, and makes an error of a panic, which the log has by the error's id.
+// guard runs f and turns a panic into an error. The error has an id, under which the log
+// has the panic's stack. One bad request therefore ends one call and not the server.
 func (s *Server) guard(ctx context.Context, method string, f func() error) (err error) {
 	defer func() {
 		if p := recover(); p != nil {
@@ -169,7 +178,8 @@ func (s *Server) guard(ctx context.Context, method string, f func() error) (err 
 	return f()
 }
 
-// finish logs and unlists a call.
+// finish logs a call, writes its audit record, reports it to the observers, and removes it
+// from the registry. It runs in the goroutine of the handler, after the handler.
 func (s *Server) finish(ctx context.Context, c *call, err error) {
 	defer s.calls.end(c)
 	kind, plan := s.calls.describe(c)
@@ -177,10 +187,12 @@ func (s *Server) finish(ctx context.Context, c *call, err error) {
 	if err != nil {
 		st = statusOf(err)
 	}
-	if defect, ok := errors.AsType[*schema.DefectError](err); ok { // of a package that has no log
+	if defect, ok := errors.AsType[*schema.DefectError](err); ok { // its package has no log
 		_ = defect.Log(ctx, s.log, "panic in a call", slog.String("method", c.method))
 	}
 	s.observeEnd(ctx, c, st)
+	// Internal errors and lost data need an operator. Health checks come every few seconds
+	// and would bury the other lines.
 	level := slog.LevelInfo
 	switch {
 	case st.Code() == codes.Internal || st.Code() == codes.DataLoss || st.Code() == codes.Unknown:
@@ -221,8 +233,8 @@ func (s *Server) finish(ctx context.Context, c *call, err error) {
 	s.log.LogAttrs(ctx, level, "call", attrs...)
 }
 
-// attr shows the times in milliseconds, so that an operator sees whose fault a
-// slow stream was.
+// attr returns the waiting times in milliseconds. They show an operator which part made a
+// stream slow.
 func (w *waits) attr() slog.Attr {
 	ms := func(name string, nanos *atomic.Int64) any {
 		return slog.Int64(name, time.Duration(nanos.Load()).Milliseconds())
@@ -231,6 +243,7 @@ func (w *waits) attr() slog.Attr {
 		ms("window", &w.window), ms("encode", &w.encode), ms("consumer", &w.consumer))
 }
 
+// peerOf returns the remote address of a call as HOST:PORT, "" if it is unknown.
 func peerOf(ctx context.Context) string {
 	if p, ok := peer.FromContext(ctx); ok {
 		return p.Addr.String()
@@ -238,7 +251,7 @@ func peerOf(ctx context.Context) string {
 	return ""
 }
 
-// isStream reports whether a call may go on for as long as its client likes.
+// isStream reports whether a call may last as long as its client wants.
 func isStream(method string) bool {
 	switch method {
 	case "/" + flightService + "/DoGet", "/" + flightService + "/DoPut",
@@ -248,15 +261,17 @@ func isStream(method string) bool {
 	return false
 }
 
-// callStream is a stream under the call's context, which receives what comes in
-// by itself.
+// callStream is a stream with the call's context. It receives messages by wire.Receiver and
+// not by grpc. The handler's goroutine uses it.
 type callStream struct {
 	grpc.ServerStream
-	server  *Server
-	ctx     context.Context
-	call    *call
-	in      *wire.Receiver
-	patient bool // a client may take its time to read
+	server *Server
+	ctx    context.Context
+	call   *call
+	in     *wire.Receiver
+	// patient is set if the client may delay reading. Otherwise MessageTimeout ends the
+	// call.
+	patient bool
 }
 
 // Context implements grpc.ServerStream.
@@ -271,7 +286,9 @@ func (c *callStream) RecvMsg(m any) error {
 	return c.in.Receive(msg)
 }
 
-// SendMsg implements grpc.ServerStream.
+// SendMsg implements grpc.ServerStream. An answer of a call that is not a stream has
+// MessageTimeout to be read. Closing the connection is the only way to free the answer's
+// memory after that.
 func (c *callStream) SendMsg(m any) error {
 	if c.patient {
 		return c.ServerStream.SendMsg(m)
@@ -282,7 +299,7 @@ func (c *callStream) SendMsg(m any) error {
 		s.calls.killCall(c.call, fmt.Errorf("%w: the client did not read its answer, and MessageTimeout is %s",
 			schema.ErrLimit, s.opts.MessageTimeout))
 		if c.call.conn != nil {
-			_ = c.call.conn.Close() // the answer stays in memory as long as the connection is open
+			_ = c.call.conn.Close() // grpc holds the answer while the connection is open
 		}
 	})
 	defer late.Stop()
@@ -290,19 +307,20 @@ func (c *callStream) SendMsg(m any) error {
 }
 
 const (
-	// tenantHeader is the metadata that says on whose account a call is. Where callers
-	// are known, it chooses among the tenants that they may use. Without authentication,
-	// the server does not check it: it only separates cooperating callers.
+	// tenantHeader is the metadata that names the tenant of a call. If callers
+	// authenticate, it chooses among the tenants that the caller may use. Without
+	// authentication the server does not check it: it only separates cooperating callers.
 	tenantHeader = "bowstring-tenant"
 	// traceHeader is W3C's: version, trace, parent, flags.
 	traceHeader = "traceparent"
 )
 
+// traceForm accepts later versions of the header as well: W3C lets them append fields.
 var traceForm = regexp.MustCompile(`^[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}`)
 
-// withCaller returns a context with the caller of a call, for all layers down to the
-// store. known is true if the server authenticates: a call that needed no credentials
-// then has no account. tenants, if not nil, choose the account of callers that name none.
+// withCaller returns a context with the caller of a call, for all layers down to the store.
+// known is set if the server authenticates: a call without credentials then has no tenant.
+// tenants, if not nil, choose the tenant of callers that name none.
 func withCaller(ctx context.Context, known bool, tenants *policy.Tenants) (context.Context, fetch.Caller, error) {
 	var c fetch.Caller
 	id := auth.IdentityFrom(ctx)
@@ -328,22 +346,26 @@ func withCaller(ctx context.Context, known bool, tenants *policy.Tenants) (conte
 	}
 	if v := md.Get(traceHeader); len(v) > 0 {
 		if m := traceForm.FindStringSubmatch(v[0]); m != nil {
-			c.Trace = m[1] // what is not of this form is to be ignored, W3C says
+			c.Trace = m[1] // W3C: other forms are ignored
 		}
 	}
 	return fetch.WithCaller(ctx, c), c, nil
 }
 
+// who returns the caller in the form that policy matches rules and tenants against.
 func who(c fetch.Caller) policy.Caller {
 	return policy.Caller{Principal: c.Principal, Groups: c.Groups}
 }
 
+// handshakeMethod is the one Flight method that runs before authentication.
 const handshakeMethod = "/" + flightService + "/Handshake"
 
-// letIn finds out who makes a call, and returns a context that says so. The
-// call ends when what let it in does.
+// letIn authenticates a call and returns a context with the identity. The call is killed
+// when its credentials expire or are revoked.
 func (s *Server) letIn(ctx context.Context, c *call) (context.Context, error) {
 	d := s.opts.Auth
+	// If the files with tokens or rules stay unreadable beyond their grace time, only open
+	// methods are served. The old contents may permit what an operator has since revoked.
 	if !d.Open(c.method) {
 		if err := s.opts.Sources.Closed(); err != nil {
 			return ctx, err
@@ -365,9 +387,9 @@ func (s *Server) letIn(ctx context.Context, c *call) (context.Context, error) {
 	return auth.WithIdentity(ctx, id), nil
 }
 
-// Handshake answers a client that sends a name and a token as its password, in
-// the Authorization header or in the message, with that token in all the places
-// where clients look for it.
+// Handshake answers a client that sends a name, and a token as its password. The client
+// sends them in the Authorization header or in the message. The answer has the token in
+// every place where some client looks for it.
 func (s *Server) Handshake(stream gen.FlightService_HandshakeServer) error {
 	if !s.opts.Auth.Authenticates() {
 		return status.Error(codes.Unimplemented, "method Handshake not implemented")
@@ -391,22 +413,22 @@ func (s *Server) Handshake(stream gen.FlightService_HandshakeServer) error {
 	}
 	stream.SetTrailer(bearer)
 	if !inMessage {
-		return nil // who sent headers reads headers
+		return nil // clients that send headers read headers
 	}
 	return stream.Send(&gen.HandshakeResponse{Payload: []byte(token)})
 }
 
-// Observer gets durations, a few times a call and never for a batch or a sample. Its
-// methods are called by several goroutines at once, and must not block. ctx carries the
-// call's span where it is traced.
+// Observer gets durations. It is called a few times a call, and never for a batch or a
+// sample. Several goroutines call its methods at once, so they must not block. ctx carries
+// the call's span if the call is traced.
 type Observer interface {
-	// FirstBatch gets the time of a stream's first record batch, since the call began.
+	// FirstBatch gets the time from the start of a call to its first record batch.
 	FirstBatch(ctx context.Context, took time.Duration)
-	// Ended gets each call that ended or was refused.
+	// Ended gets each call that has ended or was refused. took is 0 for a refused one.
 	Ended(ctx context.Context, method string, code codes.Code, took time.Duration)
 }
 
-// headers are those of a call, for what carries a trace from one process to the next.
+// headers adapts a call's metadata to the interface by which OpenTelemetry reads a trace.
 type headers metadata.MD
 
 // Get implements propagation.TextMapCarrier.
@@ -417,7 +439,7 @@ func (h headers) Get(key string) string {
 	return ""
 }
 
-// Set implements propagation.TextMapCarrier: nothing is sent on.
+// Set implements propagation.TextMapCarrier. It does nothing: the trace is only read.
 func (headers) Set(string, string) {}
 
 // Keys implements propagation.TextMapCarrier.
@@ -438,7 +460,7 @@ func (s *Server) beginSpan(ctx context.Context, method string) (context.Context,
 		attribute.String("rpc.method", name)))
 }
 
-// observeEnd reports the end of a call to the observers.
+// observeEnd reports the end of a call to the observer, and ends the call's span.
 func (s *Server) observeEnd(ctx context.Context, c *call, st *status.Status) {
 	if s.opts.Observer != nil {
 		s.opts.Observer.Ended(ctx, methodName(c.method), st.Code(), time.Since(c.started))
@@ -465,13 +487,13 @@ func (s *Server) observeEnd(ctx context.Context, c *call, st *status.Status) {
 		switch st.Code() {
 		case codes.Unknown, codes.DeadlineExceeded, codes.Unimplemented, codes.Internal, codes.Unavailable,
 			codes.DataLoss:
-			c.span.SetStatus(otelcodes.Error, st.Message()) // what the conventions have for a fault of the server
+			c.span.SetStatus(otelcodes.Error, st.Message()) // OpenTelemetry: a fault of the server
 		}
 	}
 	c.span.End()
 }
 
-// observeRefused reports a call that did not begin.
+// observeRefused reports a call that was refused before its handler began.
 func (s *Server) observeRefused(ctx context.Context, method string, err error) {
 	if s.opts.Observer != nil {
 		s.opts.Observer.Ended(ctx, methodName(method), statusOf(err).Code(), 0)
@@ -485,4 +507,5 @@ func observeFirst(ctx context.Context) {
 	}
 }
 
+// methodName returns the last part of a gRPC method path.
 func methodName(method string) string { return method[strings.LastIndexByte(method, '/')+1:] }

@@ -19,26 +19,33 @@ import (
 	"bowstring/schema"
 )
 
-// call is an RPC under way.
+// call is a running RPC. The registry owns it from begin to end. Its handler and the
+// goroutines of the handler use it. Fields without a note are set by begin and never
+// change.
 type call struct {
-	id      uint64
-	method  string
-	peer    string
-	host    string // of peer: who has a share of what there is
+	id     uint64
+	method string
+	peer   string
+	// host is the host of peer. Limits per address count by it.
+	host    string
 	started time.Time
-	caller  fetch.Caller // on whose behalf, set before the handler runs
+	// caller is set before the handler runs.
+	caller fetch.Caller
 
-	// who makes it, if anybody had to say; set before the handler runs, or by the handler of a handshake
+	// identity is set if the caller has authenticated. It is set before the handler runs.
+	// Only the handler of a handshake sets it later.
 	identity *auth.Identity
 	leave    func() // ends the watch over the identity, or nil; set before the handler runs
 
-	incoming *wire.Lease // of what came in last, set before the handler runs
+	incoming *wire.Lease // memory of the last incoming message; set before the handler runs
 
-	conn     *wire.Conn // what it came by, or nil; set before the handler runs
+	conn     *wire.Conn // its connection, or nil; set before the handler runs
 	lane     *wire.Lane // of conn, or nil; set before the handler runs
 	observer Observer   // or nil, likewise
 	span     trace.Span // or nil, likewise
 
+	// These counters only grow. Streams update them without the registry's mutex, because
+	// they do so for each batch.
 	rows, bytes atomic.Int64               // moved so far, in either direction; see count
 	stored      atomic.Int64               // bytes read from the store for it; see countStored
 	processor   atomic.Int64               // nanoseconds that operators took for it; see countProcessor
@@ -49,6 +56,8 @@ type call struct {
 	cancel   context.CancelCauseFunc
 	registry *registry
 
+	// Statistics and cancellation read these fields of all calls, so the registry's mutex
+	// guards them.
 	kind, plan string         // given to beginStream, "" before; guarded by registry.mu
 	streamed   bool           // beginStream has been called; guarded by registry.mu
 	streaming  bool           // counts towards MaxStreams; guarded by registry.mu
@@ -59,8 +68,9 @@ type call struct {
 	cause      error          // why it was killed; guarded by registry.mu, fixed once killed is closed
 }
 
-// outcome is the client's error: the reason for which the call was killed, if it failed
-// after that, else err.
+// outcome returns the error for the client. If the call was killed and then failed, that is
+// the reason for the kill: err is only a consequence. A call that succeeds despite the kill
+// has succeeded.
 func (c *call) outcome(err error) error {
 	if err != nil {
 		select {
@@ -72,7 +82,8 @@ func (c *call) outcome(err error) error {
 	return err
 }
 
-// registry lists the calls under way. It is safe for concurrent use.
+// registry lists the running calls and enforces the limits on their number. The server owns
+// it. It is safe for concurrent use. mu is never held during I/O.
 type registry struct {
 	maxStreams, maxPeerStreams int
 
@@ -95,15 +106,16 @@ type registry struct {
 // peerCalls counts the running calls of one address. It is guarded by registry.mu.
 type peerCalls struct{ calls, streams, auxiliary int }
 
-// maxAuxiliary bounds the running calls of other services than Flight's, and
-// maxPeerAuxiliary those of one address. Clients can watch health without credentials and
-// for ever: this must not use up the places of authenticated calls.
+// maxAuxiliary bounds the running calls of services other than Flight, and maxPeerAuxiliary
+// those of one address. Clients can watch health without credentials and without end. Such
+// calls must not use up the places of authenticated calls.
 const maxAuxiliary, maxPeerAuxiliary = 1024, 64
 
 // callsPerStream is the number of calls allowed for each allowed stream. It covers calls
 // that have not sent their request yet, and short calls.
 const callsPerStream = 8
 
+// newRegistry returns a registry with the limits of o, whose defaults have been filled in.
 func newRegistry(o *Options) *registry {
 	return &registry{
 		maxStreams: o.MaxStreams, maxPeerStreams: o.MaxStreamsPerPeer, book: o.Usage,
@@ -194,6 +206,9 @@ func (r *registry) end(c *call) {
 	r.ended = make(chan struct{})
 }
 
+// beginStream counts a call as a stream: see [Server.beginStream]. It checks the limit of
+// the server first, then that of the address, then that of the tenant. Only the last check
+// counts a refusal.
 func (r *registry) beginStream(c *call, kind, plan string, terms fetch.Terms) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -219,13 +234,14 @@ func (r *registry) beginStream(c *call, kind, plan string, terms fetch.Terms) er
 	return nil
 }
 
-// unname takes back which plan a call serves.
+// unname clears the plan of a call whose plan turned out to be wrong.
 func (r *registry) unname(c *call) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	c.plan = ""
 }
 
+// endStream ends the count of a call as a stream. Further calls of it do nothing.
 func (r *registry) endStream(c *call) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -234,7 +250,7 @@ func (r *registry) endStream(c *call) {
 
 func (r *registry) endStreamLocked(c *call) {
 	if c.streaming {
-		r.billLocked(c, time.Now()) // while it is known that it runs
+		r.billLocked(c, time.Now()) // before streaming is cleared: it adds the running time
 		c.streaming = false
 		r.streams--
 		r.peers[c.host].streams--
@@ -242,8 +258,8 @@ func (r *registry) endStreamLocked(c *call) {
 	}
 }
 
-// kill ends the calls that match, which get cause for an error, and returns
-// them. Their handlers may take a moment to notice.
+// kill ends the calls that match, with cause as their error, and returns them. Their
+// handlers may take a moment to notice.
 func (r *registry) kill(cause error, match func(*call) bool) []*call {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -258,7 +274,7 @@ func (r *registry) kill(cause error, match func(*call) bool) []*call {
 	return killed
 }
 
-// killCall ends one call, unless it is over.
+// killCall ends one call, unless it has already ended.
 func (r *registry) killCall(c *call, cause error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -267,16 +283,17 @@ func (r *registry) killCall(c *call, cause error) {
 	}
 }
 
-// killLocked ends a call; its registry's mutex is held.
+// killLocked ends a call. The registry's mutex is held. The first cause wins.
 func (c *call) killLocked(cause error) {
 	if c.cause == nil {
 		c.cause = cause
-		close(c.killed) // first: what the end of the context breaks is to know why
+		close(c.killed) // before cancel: outcome must find the cause when the context ends
 		c.cancel(cause)
 	}
 }
 
-// wait returns when no call matches, or with ctx's cause and how many still do.
+// wait returns when no call matches. If ctx ends first, it returns ctx's cause and the
+// number of calls that match.
 func (r *registry) wait(ctx context.Context, match func(*call) bool) (left int, err error) {
 	for {
 		r.mu.Lock()
@@ -299,35 +316,36 @@ func (r *registry) wait(ctx context.Context, match func(*call) bool) (left int, 
 	}
 }
 
-// drain refuses new calls of the Flight service from now on.
+// drain refuses new calls of the Flight service with the error why.
 func (r *registry) drain(why error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.draining = why
 }
 
-// describe returns the description that beginStream got.
+// describe returns the kind and the plan that beginStream was called with.
 func (r *registry) describe(c *call) (kind, plan string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return c.kind, c.plan
 }
 
-// note notes what the rules let a call do, or did not.
+// note stores the latest decision about the rights of a call.
 func (r *registry) note(c *call, a catalog.Access) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	c.access = a
 }
 
-// accessOf returns what was noted of a call last.
+// accessOf returns the latest decision that note has stored for a call.
 func (r *registry) accessOf(c *call) catalog.Access {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return c.access
 }
 
-// accessOfAny returns what was noted last of a running call that matches.
+// accessOfAny returns the latest decision for one running call that matches. Which one it
+// returns is not defined.
 func (r *registry) accessOfAny(match func(*call) bool) (catalog.Access, bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -339,29 +357,29 @@ func (r *registry) accessOfAny(match func(*call) bool) (catalog.Access, bool) {
 	return catalog.Access{}, false
 }
 
-// act notes which action a call is.
+// act stores the name of the action that a call runs.
 func (r *registry) act(c *call, action string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	c.action = action
 }
 
-// actionOf returns which action a call is, "" if it is none.
+// actionOf returns the name of the action that a call runs, "" if it runs none.
 func (r *registry) actionOf(c *call) string {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return c.action
 }
 
-// beginStream counts a call in as a stream: kind is "DoGet", "DoPut",
-// "DoExchange" or "warm", plan the fetch.Job's ID where there is one. It may be called
-// again to name the plan once that is known. schema.ErrLimit if MaxStreams run, or as
-// many of the tenant as it may have.
+// beginStream counts a call as a stream. kind is "DoGet", "DoPut", "DoExchange" or "warm";
+// plan is the fetch.Job's ID, if there is one. It may be called again to set the plan when
+// that is known. It fails with schema.ErrLimit if MaxStreams run, or as many streams of the
+// tenant as the tenant may have.
 //
-// ctx is the call's own (stream.Context()), or derived from it. The returned
-// one is what the handler's work is to run under: it ends when the client goes
-// away, the plan is cancelled or the drain is over, and context.Cause says
-// which. done counts the stream out; the end of the call does so, too.
+// ctx is the call's own (stream.Context()), or derived from it. The handler works under the
+// returned context. That one ends when the client goes away, the plan is cancelled or the
+// drain is over, and context.Cause says which. done ends the count; so does the end of the
+// call.
 func (s *Server) beginStream(ctx context.Context, kind, plan string) (_ context.Context, done func(), err error) {
 	c := callFrom(ctx)
 	if c == nil {
@@ -373,28 +391,28 @@ func (s *Server) beginStream(ctx context.Context, kind, plan string) (_ context.
 	return ctx, func() { s.calls.endStream(c) }, nil
 }
 
-// Count adds to what a call has moved, which its log line and the statistics show.
+// Count adds rows and bytes that the call has moved. The log line and the statistics show
+// the sums.
 func (c *call) Count(rows int, bytes int64) {
 	c.rows.Add(int64(rows))
 	c.bytes.Add(bytes)
 }
 
-// count counts what the call that ctx belongs to has moved.
+// count adds to the rows and bytes of the call that ctx belongs to.
 func count(ctx context.Context, rows int, bytes int64) {
 	if c := callFrom(ctx); c != nil {
 		c.Count(rows, bytes)
 	}
 }
 
-// countProcessor adds to the CPU time that operators took for a call.
+// countProcessor adds to the CPU time of a call's operators.
 func countProcessor(ctx context.Context, took time.Duration) {
 	if c := callFrom(ctx); c != nil {
 		c.processor.Add(int64(took))
 	}
 }
 
-// countWaits adds to where a call's time went, which its log line shows. ctx is
-// the call's.
+// countWaits adds the waiting times of one batch to those of the call that ctx belongs to.
 func countWaits(ctx context.Context, w fetch.Wait, consumer time.Duration, faults int) {
 	if c := callFrom(ctx); c != nil {
 		c.waits.store.Add(int64(w.Store))
@@ -409,19 +427,19 @@ func countWaits(ctx context.Context, w fetch.Wait, consumer time.Duration, fault
 }
 
 const (
-	// streamDelay is about when a stream that was refused may try again, lastStreamDelay
-	// where many were refused lately.
+	// streamDelay is the suggested delay before a refused stream is tried again, and
+	// lastStreamDelay the longest one. The delay grows with the number of recent refusals.
 	streamDelay     = time.Second
 	lastStreamDelay = 30 * time.Second
 )
 
-// tenantStreams counts the streams of a tenant, and those refused since one could begin.
-// It is guarded by registry.mu, and there as long as one runs.
+// tenantStreams counts the running streams of a tenant, and the refusals since the last
+// stream began. It is guarded by registry.mu, and exists while a stream runs.
 type tenantStreams struct{ running, refused int }
 
-// admitLocked counts a stream in, unless its tenant has as many as it may. The more were
-// refused, the later they are to come back: as many as there is room for in a second
-// come again in a second.
+// admitLocked counts a stream of a tenant, unless the tenant has as many as it may. A
+// refusal names a delay that grows with the number of refusals. Thus, however many clients
+// wait, only about as many as the limit retry in one second.
 func (r *registry) admitLocked(tenant string, terms fetch.Terms) error {
 	t := r.tenantStreams[tenant]
 	if t == nil {
@@ -443,7 +461,7 @@ func (r *registry) admitLocked(tenant string, terms fetch.Terms) error {
 	return nil
 }
 
-// dismissLocked counts a stream out.
+// dismissLocked ends the count of a tenant's stream.
 func (r *registry) dismissLocked(tenant string) {
 	t := r.tenantStreams[tenant]
 	if t.running--; t.running == 0 {
@@ -451,21 +469,23 @@ func (r *registry) dismissLocked(tenant string) {
 	}
 }
 
-// pace waits until the caller's tenant may be sent more, and says how long that took. It
-// is waited before a batch is put together, so that nothing is held meanwhile but what
-// was read ahead.
+// pace waits until the caller's tenant may be sent more, and returns how long that took.
+// The wait comes before a batch is assembled. During it the stream holds only prefetched
+// data.
 func (s *Server) pace(ctx context.Context) (time.Duration, error) {
 	return s.paces.Wait(ctx, fetch.CallerFrom(ctx).Tenant)
 }
 
-// billed is what of a call's work is in the book already. It is guarded by registry.mu.
+// billed is the part of a call's usage that the book has already. It is guarded by
+// registry.mu.
 type billed struct {
 	amount usage.Amount
 	until  time.Time
-	parts  []usage.Amount // by dataset of a mixture
+	// parts are by dataset of a mixture, in the order of call.parts.
+	parts []usage.Amount
 }
 
-// amountLocked is what a call has used so far.
+// amountLocked returns what a call has used so far.
 func (c *call) amountLocked(now time.Time) usage.Amount {
 	a := usage.Amount{Seconds: c.billed.amount.Seconds, StoreBytes: c.stored.Load(),
 		ProcessorSeconds: time.Duration(c.processor.Load()).Seconds()}
@@ -477,15 +497,16 @@ func (c *call) amountLocked(now time.Time) usage.Amount {
 	if c.streamed {
 		a.Streams = 1
 		if c.streaming {
-			// The monotonic clock, which no step of the wall's moves.
+			// Sub uses the monotonic clock: a correction of the wall clock adds no usage.
 			a.Seconds += max(now.Sub(cmp.Or(c.billed.until, c.started)).Seconds(), 0)
 		}
 	}
 	return a
 }
 
-// billLocked counts what a call has used since it was counted last. Only streams of a
-// dataset that the caller was let do something with count.
+// billLocked adds to the book what a call has used since the last time. It counts only
+// streams that had a right to some dataset. Differences are added, because the book is
+// written while streams run.
 func (r *registry) billLocked(c *call, now time.Time) {
 	if r.book == nil || !c.streamed || len(c.access.Datasets()) == 0 || c.access.Refused {
 		return
@@ -499,7 +520,8 @@ func (r *registry) billLocked(c *call, now time.Time) {
 	r.book.Add(c.caller.Tenant, c.access.Dataset, since(is, was))
 }
 
-// billPartsLocked is billLocked of a call that reads a mixture.
+// billPartsLocked is billLocked for a call that reads a mixture. parts changes between
+// calls as rows are sent, so each dataset's amount is a difference of its own.
 func (r *registry) billPartsLocked(c *call, parts []part, now time.Time) {
 	all, was := c.amountLocked(now), c.billed.parts
 	next := make([]usage.Amount, len(parts))
@@ -514,7 +536,7 @@ func (r *registry) billPartsLocked(c *call, parts []part, now time.Time) {
 	c.billed = billed{amount: all, until: now, parts: next}
 }
 
-// since is what was used since so much was.
+// since returns the difference of two amounts.
 func since(is, was usage.Amount) usage.Amount {
 	is.Add(usage.Amount{
 		Streams: -was.Streams, Rows: -was.Rows, Bytes: -was.Bytes, StoreBytes: -was.StoreBytes,
@@ -524,7 +546,7 @@ func since(is, was usage.Amount) usage.Amount {
 	return is
 }
 
-// countStored adds to what was read from the store for a call. ctx is the call's.
+// countStored adds to the bytes that were read from the store for the call of ctx.
 func countStored(ctx context.Context, bytes int64) {
 	if c := callFrom(ctx); c != nil {
 		c.stored.Add(bytes)

@@ -16,10 +16,9 @@ import (
 	"bowstring/schema"
 )
 
-// codeOf is the one place where errors become gRPC codes; the first match
-// counts, anything else is INTERNAL. A lost race is UNAVAILABLE, as trying
-// again can help: clients take ABORTED and FAILED_PRECONDITION for all sorts of
-// things.
+// codeOf is the only place where errors become gRPC codes. The first match counts, and
+// every other error is INTERNAL. A lost race is UNAVAILABLE, because a retry can help.
+// Clients treat ABORTED and FAILED_PRECONDITION in different ways, so neither is used.
 var codeOf = []struct {
 	err  error
 	code codes.Code
@@ -39,26 +38,27 @@ var codeOf = []struct {
 	{context.DeadlineExceeded, codes.DeadlineExceeded},
 }
 
-// errCancelled is the cause of a stream that somebody ended by an action.
+// errCancelled is the cause of a stream that an action has cancelled.
 var errCancelled = errors.New("cancelled")
 
-// maxMessage bounds a status message in bytes. It travels in an HTTP/2 header,
-// where a byte can take three and clients accept 8 KiB.
+// maxMessage bounds a status message in bytes. It travels in an HTTP/2 header. There a byte
+// can take three, and clients accept 8 KiB.
 const maxMessage = 2000
 
 const (
-	// maxDetailed bounds the message of a status with details in bytes: such a message travels three times.
+	// maxDetailed bounds the message of a status with details in bytes. Such a message is
+	// sent three times: as the message, in the details, and for pyarrow.
 	maxDetailed = 600
-	// movedReason is the reason of an ErrorInfo that says where a stream goes on.
+	// movedReason is the reason in the ErrorInfo of a stream that continues elsewhere.
 	movedReason = "MOVED"
-	// detailsHeader is what a client sends that reads details by pyarrow.
+	// detailsHeader is sent by clients that read details through pyarrow.
 	detailsHeader = "bowstring-details"
-	// arrowIOError is the status code of Arrow C++ for what goes wrong on the way.
+	// arrowIOError is the status code IOError of Arrow C++.
 	arrowIOError = "5"
 )
 
-// ended makes a gRPC status of the error that a call ends with. An error that is a status
-// already stays unchanged.
+// ended returns the gRPC status for the error of a call. An error that is already a status
+// stays unchanged.
 func ended(ss grpc.ServerStream, err error) error {
 	if err == nil {
 		return nil
@@ -70,6 +70,7 @@ func ended(ss grpc.ServerStream, err error) error {
 	return st.Err()
 }
 
+// statusOf returns the gRPC status of an error, with a message that fits into a header.
 func statusOf(err error) *status.Status {
 	for _, c := range codeOf {
 		if errors.Is(err, c.err) {
@@ -82,8 +83,10 @@ func statusOf(err error) *status.Status {
 	return status.New(codes.Internal, abridge(err.Error(), maxMessage))
 }
 
-// detailed adds to a status what programs go by, as details of google.rpc: when to try again as a RetryInfo, and where
-// to go on as an ErrorInfo. A message is for people: it may hold names from data, so that nothing is read from it.
+// detailed adds to a status the facts that programs use, as details of google.rpc: a
+// RetryInfo with the delay, or an ErrorInfo with the addresses to continue at. Programs
+// must not parse the message: it may contain names from data, so a dataset could forge an
+// address.
 func detailed(st *status.Status, err error) *status.Status {
 	var detail protoadapt.MessageV1
 	if limit, ok := errors.AsType[*schema.LimitError](err); ok && limit.After > 0 {
@@ -101,8 +104,9 @@ func detailed(st *status.Status, err error) *status.Status {
 	return st
 }
 
-// detailTrailers are the trailers by which pyarrow hands over a status's details, as extra_info of its exception; nil
-// for a status without. They go to clients that ask by detailsHeader, as pyarrow's exceptions have other classes then.
+// detailTrailers returns the trailers that make pyarrow expose a status's details as the
+// extra_info of its exception; nil for a status without details. Only clients that send
+// detailsHeader get them, because pyarrow then raises exceptions of other classes.
 func detailTrailers(ctx context.Context, st *status.Status) metadata.MD {
 	asked := metadata.ValueFromIncomingContext(ctx, detailsHeader)
 	if len(asked) != 1 || asked[0] != "1" || len(st.Details()) == 0 {
@@ -111,7 +115,7 @@ func detailTrailers(ctx context.Context, st *status.Status) metadata.MD {
 	return metadata.Pairs("x-arrow-status", arrowIOError, "x-arrow-status-message-bin", st.Message())
 }
 
-// abridge makes a message fit a status: valid UTF-8 of at most most bytes.
+// abridge shortens a message to valid UTF-8 of at most most bytes.
 func abridge(msg string, most int) string {
 	msg = strings.ToValidUTF8(msg, "\uFFFD")
 	if len(msg) <= most {

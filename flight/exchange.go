@@ -25,7 +25,7 @@ type exchangeCommand struct {
 	Take *takeCommand `json:"take"`
 }
 
-// takeCommand says of which snapshot samples are asked for, and what of them.
+// takeCommand names the snapshot and the columns of the samples.
 type takeCommand struct {
 	Dataset    string   `json:"dataset"`
 	Snapshot   int64    `json:"snapshot"`
@@ -33,37 +33,39 @@ type takeCommand struct {
 	Columns    []string `json:"columns"`
 	Layout     string   `json:"layout"`
 	BatchBytes int64    `json:"batch_bytes"`
-	// Operators and Place are as in a request. Shuffle moves nothing here: operators draw by it.
+	// Operators and Place are as in a request. Shuffle does not reorder samples here: it
+	// only seeds the operators.
 	Operators schema.Operators `json:"operators"`
 	Place     string           `json:"place"`
 	Shuffle   *schema.Shuffle  `json:"shuffle"`
 }
 
-// partInfo is the JSON of an answer's app_metadata.
+// partInfo is the JSON of an answer's app_metadata. An answer has one part or more.
 type partInfo struct {
-	Request int64        `json:"request"` // which incoming batch it answers, from 0
-	Part    int64        `json:"part"`    // of the answer, from 0
-	Last    bool         `json:"last"`    // of the answer
-	Row     int64        `json:"row"`     // of the incoming batch, where the part begins
+	// These three number the answers and their parts from 0.
+	Request int64        `json:"request"` // index of the incoming batch
+	Part    int64        `json:"part"`    // within the answer
+	Last    bool         `json:"last"`    // the answer's final part
+	Row     int64        `json:"row"`     // offset of the part in the incoming batch
 	Rows    int          `json:"rows"`
 	Wait    waitMetadata `json:"wait"`
 }
 
-// taken is a request of an exchange being worked on, or why there will be no
-// more of them.
+// taken is a request of an exchange, or the reason why no more requests come. Its receiver
+// closes it.
 type taken struct {
 	stream *fetch.Stream // nil if the request has no rows
-	end    bool          // the client has ended its side, or err
+	end    bool          // the client has closed its side, or err is set
 	err    error
 }
 
-// DoExchange serves random access: each batch that comes in names samples by position or
-// id, each is answered by these samples in the order asked for.
+// DoExchange serves random access. Each incoming batch names samples by position or id.
+// Each is answered with these samples in the given order.
 //
-// A goroutine reads the requests and starts their streams, which fetch on their own; the
-// handler sends what they bring, one after the other. A channel connects the two, and its
-// size bounds the requests under way. A client that does not read thus holds the reader
-// back, and gRPC the client.
+// A goroutine reads the requests and starts their streams, which fetch concurrently. The
+// handler sends the results, one request after the other. A channel connects the two, and
+// its size bounds the requests in progress. A client that does not read thus blocks the
+// reader, and gRPC then blocks the client.
 func (s exchangeHandler) DoExchange(stream flight.FlightService_DoExchangeServer) error {
 	in := s.incoming(stream.Context(), stream)
 	d, err := in.Descriptor()
@@ -88,10 +90,10 @@ func (s exchangeHandler) DoExchange(stream flight.FlightService_DoExchangeServer
 		return err
 	}
 	requests := make(chan taken, s.opts.ExchangeDepth-1)
-	var came atomic.Int64 // requests that have come in
+	var came atomic.Int64 // requests received
 	ctx, stop := context.WithCancel(ctx)
-	// The reader may be blocked in Recv when the handler returns; it ends when the call
-	// does. Until then the job stays open.
+	// The reader may be blocked in Recv when the handler returns. It ends when the call
+	// does, so a goroutine closes the job after it.
 	s.sending.Go(func() { s.readRequests(ctx, cat, in, job, requests, &came) })
 	defer func() {
 		stop()
@@ -109,7 +111,7 @@ func (s exchangeHandler) DoExchange(stream flight.FlightService_DoExchangeServer
 
 	out := &sender{server: s.Server, ctx: ctx, stop: stop,
 		wire: wire.NewSender(ctx, stream, laneOf(ctx), nil, job.Projection().Schema)}
-	// Before the first request: clients wait for the schema before they ask.
+	// Clients wait for the schema before they send their first request.
 	if err := out.wire.Open(); err != nil {
 		return err
 	}
@@ -130,8 +132,9 @@ func (s exchangeHandler) DoExchange(stream flight.FlightService_DoExchangeServer
 	}
 }
 
-// next is the next request. A server that drains answers those that have come in, and ends the call when it is idle: the
-// client has all that it asked for, and asks elsewhere for more.
+// next returns the next request. A draining server answers the requests that it has
+// received and ends the call when none is left: the client then has every answer and can
+// continue on another node.
 func (s exchangeHandler) next(requests <-chan taken, idle func() bool) (t taken, ok bool, err error) {
 	select {
 	case t, ok = <-requests:
@@ -150,13 +153,15 @@ func (s exchangeHandler) next(requests <-chan taken, idle func() bool) (t taken,
 	return t, ok, nil
 }
 
+// close cancels the request's stream, if it has one.
 func (t taken) close() {
 	if t.stream != nil {
 		t.stream.Close()
 	}
 }
 
-// openTake opens what the descriptor names.
+// openTake opens the job that the descriptor names. It fails with a schema.FieldError if
+// the descriptor has no take command.
 func openTake(ctx context.Context, cat *catalog.Catalog, d *flight.FlightDescriptor) (*fetch.Job, error) {
 	if d.GetType() != flight.DescriptorCMD {
 		return nil, &schema.FieldError{Field: "descriptor.type", Got: d.GetType().String(),
@@ -176,8 +181,9 @@ func openTake(ctx context.Context, cat *catalog.Catalog, d *flight.FlightDescrip
 	}, policy.Read)
 }
 
-// readRequests starts a stream for each incoming batch. The last thing it sends
-// on is why it ended; then it closes requests. It owns what it could not send, and counts what has come.
+// readRequests starts a stream for each incoming batch. Its last value says why it ended;
+// then it closes requests. It owns the values that it could not send. came counts the
+// batches.
 func (s exchangeHandler) readRequests(ctx context.Context, cat *catalog.Catalog, in *upload.Incoming, job *fetch.Job,
 	requests chan<- taken, came *atomic.Int64) {
 	defer close(requests)
@@ -222,7 +228,8 @@ func (s exchangeHandler) readRequests(ctx context.Context, cat *catalog.Catalog,
 	send(taken{end: true, err: err})
 }
 
-// answer sends the samples of one request.
+// answer sends the samples of one request. A request without rows gets an empty batch, so
+// that each request has an answer.
 func answer(out *sender, job *fetch.Job, request int64, t taken) error {
 	defer t.close()
 	if t.stream == nil {

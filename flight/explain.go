@@ -24,23 +24,28 @@ type explainRequest struct {
 	CacheBytes  *int64  `json:"cache_bytes"`
 	WindowBytes int64   `json:"window_bytes"`
 	ObserveMS   *int64  `json:"look_ms"`
-	// Step is the step of a mixture, counted over all epochs, for which the answer says
-	// what will have been seen.
+	// Step is a step of a mixture, counted over all epochs. The answer says which part of
+	// each source was seen before it.
 	Step  *int64       `json:"step"`
 	Rates *fetch.Rates `json:"rates"`
 }
 
 const (
-	maxPaceMS        = 24 * 3600 * 1000
-	maxEpochs        = 1<<31 - 1
-	maxNodes         = 65536
+	// The first three bounds exclude values whose products would overflow; no real job is
+	// near them.
+	maxPaceMS = 24 * 3600 * 1000
+	maxEpochs = 1<<31 - 1
+	maxNodes  = 65536
+	// The default and the bound of look_ms, in milliseconds. The call lasts at least that
+	// long.
 	defaultObserveMS = 1000
 	maxObserveMS     = 10_000
-	partsShare       = 0.15 // by which prediction and measurement differ when they part
+	partsShare       = 0.15 // relative difference from which Parted is set
 
-	firstEpoch, laterEpoch = "first", "later" // of Running.Epoch
+	firstEpoch, laterEpoch = "first", "later" // values of Running.Epoch
 )
 
+// parseExplain reads and checks the body of the action. ObserveMS is set afterwards.
 func parseExplain(b []byte) (*explainRequest, error) {
 	r := &explainRequest{}
 	if err := schema.DecodeJSON("body", b, r); err != nil {
@@ -75,6 +80,7 @@ func parseExplain(b []byte) (*explainRequest, error) {
 	return r, nil
 }
 
+// stepOf returns the step for the check of its bound; 0 if there is none.
 func stepOf(r *explainRequest) int64 {
 	if r.Step == nil {
 		return 0
@@ -85,23 +91,26 @@ func stepOf(r *explainRequest) int64 {
 // ExplainedSource is a source of a mixture.
 type ExplainedSource struct {
 	source
-	Samples int64   `json:"samples"` // that it selects
-	Rows    int64   `json:"rows"`    // of the epoch that are of it
-	Share   float64 `json:"share"`   // of the epoch's rows
-	// FirstPass is the step, counted over all epochs, in which the last of its samples is served for the first time; null if
-	// that is never.
+	Samples int64   `json:"samples"` // selected samples
+	Rows    int64   `json:"rows"`    // its rows in an epoch
+	Share   float64 `json:"share"`   // Rows as a fraction of all rows of an epoch
+	// FirstPass is the step, counted over all epochs, in which the last of its samples is
+	// served for the first time. It is null if that never happens.
 	FirstPass *int64 `json:"first_pass"`
-	// Seen is what part of its samples has been served before Explained.SeenAt.
+	// Seen is the fraction of its samples that is served before Explained.SeenAt.
 	Seen float64 `json:"seen"`
 }
 
-// explainSources says how the sources of a mixture go by: what will have been seen before a step, or else before the end of
-// the epochs. It is nil of a job that is of none.
+// explainSources returns the progress through each source of a mixture: which part is seen
+// before step, or before the end of the epochs if step is nil. It returns nil if the job
+// has no mixture.
 func explainSources(job *fetch.Job, step *int64, epochs int64) (list []ExplainedSource, at *int64) {
 	mix := job.Plan().Config().Mix
 	if mix == nil {
 		return nil, nil
 	}
+	// The number of the last step can exceed an int64 if a client sends large numbers. It
+	// is then capped, because a mixture of that length has served everything.
 	seenAt := int64(0)
 	if step != nil {
 		seenAt = *step
@@ -129,27 +138,33 @@ type Explained struct {
 	Dataset    string              `json:"dataset"`
 	Conditions Circumstances       `json:"conditions"`
 	Prediction *predict.Prediction `json:"prediction"`
-	// Unknown are the parts of the way whose rates are not known, and that the prediction takes to limit nothing.
+	// Unknown lists the parts of the data path whose rates are unknown. The prediction
+	// assumes that they limit nothing.
 	Unknown []string `json:"unknown"`
 	Running *Running `json:"running,omitempty"`
-	// Mixture are the sources of a mixture, and SeenAt the step before which so much of them will have been seen.
+	// Mixture lists the sources of a mixture. SeenAt is the step to which their Seen
+	// refers.
 	Mixture []ExplainedSource `json:"mixture,omitempty"`
 	SeenAt  *int64            `json:"seen_at,omitempty"`
-	// Bill is what is asked of buckets, and what that costs; left out where the job reads from none.
+	// Bill is the estimate of requests to buckets and of their cost. It is omitted if the
+	// job reads from none.
 	Bill *Bill `json:"bill,omitempty"`
-	// Mixing says how well a shuffle of blocks mixes classes; left out of other requests, and where there are no classes.
+	// Mixing says how well a shuffle of blocks mixes classes. It is omitted for other
+	// requests, and if there are no classes.
 	Mixing *fetch.Mixing `json:"mixing,omitempty"`
-	// Packing says what becomes of documents; left out of requests without pack.
+	// Packing describes the packing of documents. It is omitted for requests without pack.
 	Packing *fetch.Packing `json:"packing,omitempty"`
-	// Bucketing says how much the ranks of a step differ in cost; left out of requests without bucket_by_length.balance.
+	// Bucketing says how much the ranks of a step differ in cost. It is omitted for
+	// requests without bucket_by_length.balance.
 	Bucketing *fetch.Bucketing `json:"bucketing,omitempty"`
-	// Sampling says what sample comes to; left out of requests without one.
+	// Sampling is the result of sample. It is omitted for requests without one.
 	Sampling  *fetch.Sampling  `json:"sampling,omitempty"`
 	Rates     *fetch.Rates     `json:"rates,omitempty"`
 	RatesFrom *fetch.RatesFrom `json:"rates_from,omitempty"`
 }
 
-// Circumstances are those that a prediction is for.
+// Circumstances are the conditions that a prediction assumes. A client can change one and
+// ask again.
 type Circumstances struct {
 	Rows        int64   `json:"rows"`
 	RowBytes    float64 `json:"row_bytes"`
@@ -163,27 +178,28 @@ type Circumstances struct {
 	WindowBytes int64   `json:"window_bytes"`
 }
 
-// Running is what a job that runs does, beside what was predicted of it.
+// Running compares the measured rates of a running job to its prediction.
 type Running struct {
 	Streams int       `json:"streams"`
-	Since   time.Time `json:"since"`   // the first of them began
-	Seconds float64   `json:"seconds"` // that were looked
-	Epoch   string    `json:"epoch"`   // "first" or "later": which of the predictions it is beside
+	Since   time.Time `json:"since"`   // start of the oldest stream
+	Seconds float64   `json:"seconds"` // length of the measurement
+	Epoch   string    `json:"epoch"`   // "first" or "later": the prediction that it is compared to
 	Samples float64   `json:"samples_per_s"`
 	Bytes   float64   `json:"bytes_per_s"`
-	// Predicted is of the whole epoch, Expected of what comes from the spill in this moment: hits come together.
+	// Predicted is the rate of the whole epoch. Expected is the rate with the hit share
+	// that is measured now: hits are not spread evenly over an epoch.
 	Predicted predict.Rate `json:"predicted_samples_per_s"`
 	Expected  predict.Rate `json:"expected_samples_per_s"`
-	Limit     string       `json:"limit"`     // where most of the streams' time went
-	Wait      WaitShare    `json:"wait"`      // shares of the time of streams
-	HitShare  *float64     `json:"hit_share"` // of blobs that came from the spill; null where none came
-	// Parted says that what is expected and what is measured differ by more than 15 %; Changed
-	// which rates are not what they were when the job began.
+	Limit     string       `json:"limit"`     // the part for which streams waited most
+	Wait      WaitShare    `json:"wait"`      // fractions of the streams' time
+	HitShare  *float64     `json:"hit_share"` // fraction of blobs from the spill; null without blobs
+	// Parted is set if the measured rate differs from Expected by more than 15 %. Changed
+	// lists the rates that have changed since the job began.
 	Parted  bool             `json:"parted"`
 	Changed []predict.Change `json:"changed"`
 }
 
-// WaitShare says which part of their time streams waited for what.
+// WaitShare has the fractions of time that streams waited for each part.
 type WaitShare struct {
 	Store    float64 `json:"store"`
 	Spill    float64 `json:"spill"`
@@ -192,7 +208,9 @@ type WaitShare struct {
 	Consumer float64 `json:"consumer"`
 }
 
-// explain is the action.
+// explain implements the action. It opens the job as a read would, so a caller learns only
+// about rows that exist for it. The prediction needs rates of this server; they are shown
+// only to callers that may see all counters.
 func (s actionHandler) explain(ctx context.Context, b []byte, send func([]byte) error) error {
 	req, err := parseExplain(b)
 	if err != nil {
@@ -264,7 +282,7 @@ func (s actionHandler) explain(ctx context.Context, b []byte, send func([]byte) 
 	return sendJSON(send, answer)
 }
 
-// apply puts what the caller says of how the job will run in the place of what is here now.
+// apply replaces the current conditions by those that the caller assumes.
 func (r *explainRequest) apply(c *predict.Job) {
 	c.PaceMS, c.Epochs = r.PaceMS, max(r.Epochs, 1)
 	if r.Nodes > 0 {
@@ -278,6 +296,7 @@ func (r *explainRequest) apply(c *predict.Job) {
 	}
 }
 
+// circumstancesOf returns the conditions of a prediction in the form of the answer.
 func circumstancesOf(c *predict.Job) Circumstances {
 	return Circumstances{
 		Rows: c.Rows, RowBytes: c.RowBytes, Batch: c.Batch, Ranks: c.Ranks, Epochs: c.Epochs, PaceMS: c.PaceMS,
@@ -286,21 +305,21 @@ func circumstancesOf(c *predict.Job) Circumstances {
 	}
 }
 
-// jobMeasure is what the running streams of a job have done so far.
+// jobMeasure has the sums over the running streams of a job at one moment.
 type jobMeasure struct {
 	at      time.Time
 	streams int
-	since   time.Time // the first of them began
-	spent   time.Duration
+	since   time.Time     // start of the oldest stream
+	spent   time.Duration // total running time of the streams
 	rows    int64
 	bytes   int64
 	wait    WaitNanos
-	all     int64 // blobs, of the spill's jobs
+	all     int64 // blobs that the job has read; spill: those from the spill
 	spill   int64
 }
 
-// measure adds up the streams of a job that visible accepts, and the bytes that all of
-// them read, if all is set.
+// measure sums the streams of a job that visible accepts. If all is set, it also counts the
+// blobs that all streams of the job have read.
 func (s actionHandler) measure(cat *catalog.Catalog, group string, visible func(*call) bool, all bool) jobMeasure {
 	l := jobMeasure{at: time.Now()}
 	if all {
@@ -324,9 +343,9 @@ func (s actionHandler) measure(cat *catalog.Catalog, group string, visible func(
 	return l
 }
 
-// running looks twice at the job, if it runs; nil if it does not, as far as the caller may
-// know. Streams that ended in between leave nothing to compare with: then it is looked at
-// since its streams began.
+// running measures the job twice and returns the difference; nil if no stream of it is
+// visible to the caller. If streams began or ended between the measurements, their sums
+// cannot be compared. The result then covers the time since the oldest stream began.
 func (s actionHandler) running(ctx context.Context, cat *catalog.Catalog, job *fetch.Job, c *predict.Job, req *explainRequest,
 	now fetch.Rates, shown bool) (*Running, error) {
 	visible := knows(cat)
@@ -363,7 +382,7 @@ func (s actionHandler) running(ctx context.Context, cat *catalog.Catalog, job *f
 	return r, nil
 }
 
-// runningOf is what went on between two looks.
+// runningOf returns the rates between two measurements.
 func runningOf(a, b *jobMeasure) *Running {
 	r := &Running{Streams: b.streams, Since: b.since.UTC(), Seconds: max(b.at.Sub(a.at).Seconds(), 1e-3),
 		Changed: []predict.Change{}}
@@ -381,15 +400,16 @@ func runningOf(a, b *jobMeasure) *Running {
 	return r
 }
 
-// compare sets the ratios of the measured figures to the prediction for such an epoch,
-// and for a part of it with as many hits.
+// compare sets the predicted figures, and whether the measured rate differs. e is the
+// prediction for the epoch, now the one for the hit share that is measured.
 func (r *Running) compare(e *predict.Epoch, now predict.Epoch) {
 	r.Predicted, r.Expected, r.Limit = e.SamplesPerSec, now.SamplesPerSec, r.limit(&now)
 	r.Parted = now.SamplesPerSec != predict.Unlimited && math.Abs(r.Samples/float64(now.SamplesPerSec)-1) > partsShare
 }
 
-// limit names where most of the time went. If a stream waits for the store, the
-// prediction shows whether the store or the way to it is the slower one.
+// limit names the part for which streams waited most. If that is the store, the prediction
+// decides whether the store or the link to it is the slower one: a stream cannot measure
+// that.
 func (r *Running) limit(e *predict.Epoch) string {
 	most, name := 0.0, predict.ByConsumer
 	for _, part := range []struct {
@@ -413,7 +433,8 @@ func (r *Running) limit(e *predict.Epoch) string {
 	return string(name)
 }
 
-// calibrate is the action.
+// calibrate implements the action: it measures the rates of the store and the spill, or
+// sets or returns them.
 func (s actionHandler) calibrate(ctx context.Context, b []byte, send func([]byte) error) error {
 	var req struct {
 		Dataset string       `json:"dataset"`
@@ -425,6 +446,7 @@ func (s actionHandler) calibrate(ctx context.Context, b []byte, send func([]byte
 	if err := body(b, &req); err != nil {
 		return err
 	}
+	// A measurement loads the store, so its length is bounded.
 	const mostSeconds = 60
 	if req.Seconds > mostSeconds {
 		return &schema.FieldError{Field: "seconds", Got: fmt.Sprint(req.Seconds),

@@ -22,15 +22,16 @@ type batchMetadata struct {
 	Epoch uint64 `json:"epoch"`
 	Step  int64  `json:"step"`
 	Rank  int    `json:"rank"`
-	// Row is where the batch begins in the rank's share of the step, Rows its
-	// length, and Last says that the share ends with it.
+	// Row is the offset of the batch in the rank's share of the step, and Rows its length.
+	// Last is set on the final batch of the share.
 	Row    int64           `json:"row"`
 	Rows   int             `json:"rows"`
 	Last   bool            `json:"last"`
 	Resume json.RawMessage `json:"resume"`
 	Wait   waitMetadata    `json:"wait"`
 	Faults []fetch.Fault   `json:"faults,omitempty"`
-	// Digest is of the samples of the whole share, where the request asks for it and the share ends with the batch.
+	// Digest covers the samples of the whole share. It is set on the last batch of the
+	// share, if the request has asked for it.
 	Digest string `json:"digest,omitempty"`
 }
 
@@ -39,21 +40,26 @@ type waitMetadata struct {
 	Store int64 `json:"store"`
 	Spill int64 `json:"spill"`
 	Peer  int64 `json:"peer"`
-	// Operators is left out where there are none.
+	// Operators is omitted if the request has no operators.
 	Operators int64 `json:"operators,omitempty"`
 	Window    int64 `json:"window"`
 	Encode    int64 `json:"encode"`
-	// Consumer is how long the batch before this one took to be taken by the
-	// transport: what the network and the consumer cost.
+	// Consumer is the time until the transport had accepted the previous batch: the cost of
+	// the network and of the consumer.
 	Consumer int64 `json:"consumer"`
-	// Quota is how long the batch was held back as its tenant is served only so fast.
+	// Quota is how long the server delayed the batch because of the tenant's rate limit.
 	Quota int64 `json:"quota,omitempty"`
 }
 
 // getHandler answers DoGet.
 type getHandler struct{ *Server }
 
-// DoGet serves a ticket.
+// DoGet serves a ticket. It ends with the ticket's last batch, with the first error of a
+// read, or with a movedError if the server leaves its cluster.
+//
+// The job is opened early, while the store confirms which snapshot is the newest. That
+// saves a round trip of the store before the first batch. If the confirmation names another
+// snapshot, DoGet discards the job and opens it again. No batch has been sent by then.
 func (s getHandler) DoGet(ticket *flight.Ticket, stream flight.FlightService_DoGetServer) error {
 	t, err := schema.ParseTicket(ticket.GetTicket())
 	if err != nil {
@@ -78,9 +84,10 @@ func (s getHandler) DoGet(ticket *flight.Ticket, stream flight.FlightService_DoG
 	if err != nil {
 		return err
 	}
+	// The closure reads the variables at the end, because a continuation replaces both.
 	defer func() {
 		batches.Close()
-		job.Close() // the stream keeps the snapshot open for itself
+		job.Close() // the stream holds its own reference to the snapshot
 	}()
 	send := &sender{server: s.Server, ctx: ctx, stop: stop, moves: true,
 		wire: wire.NewSender(ctx, stream, laneOf(ctx), ring, job.Projection().Schema)}
@@ -102,7 +109,9 @@ func (s getHandler) DoGet(ticket *flight.Ticket, stream flight.FlightService_DoG
 		if !continues {
 			return nil
 		}
-		// The weights of its run change here.
+		// The weights of the run change here. A stream has fixed weights, so the ticket
+		// continues with a new job and stream. The old ones are closed only after the new
+		// ones exist: the snapshot stays open in between.
 		nextJob, next, err := s.serveTicket(ctx, cat, t, true, cat.Open)
 		if err != nil {
 			return err
@@ -113,9 +122,12 @@ func (s getHandler) DoGet(ticket *flight.Ticket, stream flight.FlightService_DoG
 	}
 }
 
-// serveTicket starts to serve a ticket: it opens a job, counts the call in as its stream unless it was, and begins
-// to read. The stream is counted out with the call. resolve.ErrSuperseded says that the job was opened early, and
-// is the wrong one.
+// serveTicket opens a job for a ticket and begins to read. Unless counted is set, it counts
+// the call as a stream; the end of the call undoes that. It returns resolve.ErrSuperseded
+// if the job was opened early with the wrong snapshot.
+//
+// A steering request may change the weights between open and the first read. The job is
+// then opened again. The loop ends because each pass uses the newest weights.
 func (s getHandler) serveTicket(ctx context.Context, cat *catalog.Catalog, t schema.Ticket,
 	counted bool,
 	open func(context.Context, schema.Request, policy.Right) (*fetch.Job, error)) (*fetch.Job, *fetch.Stream, error) {
@@ -129,13 +141,15 @@ func (s getHandler) serveTicket(ctx context.Context, cat *catalog.Catalog, t sch
 			return job, batches, nil
 		}
 		job.Close()
-		if !errors.Is(err, fetch.ErrSteered) { // else it was opened just before a change
+		if !errors.Is(err, fetch.ErrSteered) { // otherwise the job was opened just before a change
 			return nil, nil, err
 		}
 		counted = true
 	}
 }
 
+// serveJob begins to read a job. The leave check comes before the count: a stream that must
+// move elsewhere may not use a place here.
 func (s getHandler) serveJob(ctx context.Context, cat *catalog.Catalog, job *fetch.Job, t schema.Ticket,
 	counted bool) (*fetch.Stream, error) {
 	if err := s.moved(); err != nil {
@@ -147,15 +161,16 @@ func (s getHandler) serveJob(ctx context.Context, cat *catalog.Catalog, job *fet
 		}
 	}
 	batches, err := cat.Stream(ctx, job, t, fetch.Serving{
-		// As late as in sender.prepare: what was checked is copied to the client next, while the processor's cache has it.
+		// sender.take copies a batch to the client right after it is checked. A late check
+		// leaves the bytes in the CPU cache for that copy.
 		CheckedLate: true,
 		Unrecorded:  isConsole(ctx),
 	})
 	if err != nil {
-		return nil, cmp.Or(cat.Confirm(ctx, job, t.Request), err) // or it is of the wrong snapshot
+		return nil, cmp.Or(cat.Confirm(ctx, job, t.Request), err) // a wrong snapshot explains err
 	}
 	if err := cat.Confirm(ctx, job, t.Request); err != nil {
-		countStored(ctx, batches.StoreBytes()) // somebody's account has to have it
+		countStored(ctx, batches.StoreBytes()) // the tenant pays for these reads, too
 		batches.Close()
 		return nil, err
 	}

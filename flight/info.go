@@ -26,24 +26,25 @@ type planInfo struct {
 	Snapshot int64  `json:"snapshot,omitempty"` // likewise
 	Ranks    int64  `json:"ranks"`
 	Steps    int64  `json:"steps"`            // of the epoch, the same for every rank
-	Rows     int64  `json:"rows"`             // served over all ranks, once for those that get the same; of sequences with pack
-	Dropped  int64  `json:"dropped"`          // rows selected but not served
+	Rows     int64  `json:"rows"`             // over all ranks; replicas count once; sequences with pack
+	Dropped  int64  `json:"dropped"`          // rows that are selected but not served
 	Padded   int64  `json:"padded"`           // rows served a second time
-	Owners   string `json:"owners,omitempty"` // the layout by which ranks get what their nodes own
-	// DataRanks is how many ranks get different samples; left out where all do.
+	Owners   string `json:"owners,omitempty"` // the layout, if ranks get the rows that their nodes own
+	// DataRanks is how many ranks get different samples. It is omitted if all do.
 	DataRanks int64 `json:"data_ranks,omitempty"`
-	// Packing says what becomes of documents; left out where rows are samples.
+	// Packing describes the packing of documents. It is omitted if rows are samples.
 	Packing *fetch.Packing `json:"packing,omitempty"`
 }
 
-// listedInfo is that in a listing, which also has the tags of the dataset; or of a mixture, with its sources.
+// listedInfo is planInfo with the tags of a listed dataset, or with the sources of a
+// mixture.
 type listedInfo struct {
 	planInfo
 	Tags    []store.Tag   `json:"tags,omitempty"`
 	Sources []sourceShare `json:"sources,omitempty"`
 }
 
-// sourceShare is a source of a mixture, and what of an epoch is of it.
+// sourceShare is a source of a mixture, and its part of an epoch.
 type sourceShare struct {
 	source
 	Samples int64 `json:"samples"` // that the source selects, once each
@@ -55,10 +56,10 @@ type rankInfo struct {
 	Rank  int64  `json:"rank"`
 	Rows  int64  `json:"rows"`
 	Steps int64  `json:"steps"`
-	Node  string `json:"node,omitempty"` // beside which the rank runs, where the request assigns locally
+	Node  string `json:"node,omitempty"` // the node of the rank, if the request assigns locally
 }
 
-// parseDescriptor reads a descriptor of either kind as a request.
+// parseDescriptor reads a descriptor of type PATH or CMD as a request.
 func parseDescriptor(d *flight.FlightDescriptor) (schema.Request, error) {
 	switch d.GetType() {
 	case flight.DescriptorPATH:
@@ -79,7 +80,8 @@ func (s infoHandler) GetFlightInfo(ctx context.Context, d *flight.FlightDescript
 	return s.flightInfo(ctx, d, req)
 }
 
-// PollFlightInfo answers as GetFlightInfo does, complete at once.
+// PollFlightInfo returns the result of GetFlightInfo as complete, so a client never has to
+// poll again.
 func (s infoHandler) PollFlightInfo(ctx context.Context, d *flight.FlightDescriptor) (*flight.PollInfo, error) {
 	info, err := s.GetFlightInfo(ctx, d)
 	if err != nil {
@@ -89,9 +91,11 @@ func (s infoHandler) PollFlightInfo(ctx context.Context, d *flight.FlightDescrip
 	return &flight.PollInfo{Info: info, Progress: &progress, ExpirationTime: s.expiration()}, nil
 }
 
+// flightInfo resolves a request. It opens the job, because totals depend on the rows that
+// exist for the caller.
 func (s infoHandler) flightInfo(ctx context.Context, d *flight.FlightDescriptor,
 	req schema.Request) (*flight.FlightInfo, error) {
-	// Before anything is evaluated or made: the job's tickets are no shorter.
+	// Checked before anything is evaluated: the tickets of the job are at least as long.
 	if err := s.checkAnswer(req); err != nil {
 		return nil, err
 	}
@@ -108,8 +112,8 @@ func (s infoHandler) flightInfo(ctx context.Context, d *flight.FlightDescriptor,
 	if err != nil {
 		return nil, err
 	}
-	// It is in memory until it was sent, and the call is over: once as it is made,
-	// once as a message.
+	// The answer is in memory until it was sent and the call is over: once as a structure
+	// and once as an encoded message.
 	release, err := s.reserveAnswer(ctx, 2*answerBytes(job.Request()))
 	if err != nil {
 		return nil, fmt.Errorf("an answer with %d endpoints: %w", req.WorldSize(), err)
@@ -118,21 +122,23 @@ func (s infoHandler) flightInfo(ctx context.Context, d *flight.FlightDescriptor,
 	return s.infoOf(ctx, d, job.Resolved(), bytes, nil)
 }
 
-// maxAnswerBytes bounds the answer of a GetFlightInfo. As many ranks as there may
-// be fit in, with tickets of some 200 bytes.
+// maxAnswerBytes bounds the answer of a GetFlightInfo. The default MaxEndpoints fits, with
+// tickets of about 200 bytes.
 const maxAnswerBytes = 24 << 20
 
-// answerBytes is about how many bytes the answer for a request has: each endpoint
-// has a ticket, and says how much it brings.
+// answerBytes estimates the size of the answer for a request. Every endpoint has a ticket
+// and the figures of its rank.
 func answerBytes(req schema.Request) int64 {
-	about := 128 // rank, rows, steps, expiration time, and what holds them in memory
+	about := 128 // rank, rows, steps, expiration time, and their structures in memory
 	if req.Assign == schema.AssignLocal {
-		about += maxLocations*64 + 128 // locations, as long as addresses usually are; the layout's name, in the ticket
+		about += maxLocations*64 + 128 // addresses of a usual length; the layout's name in the ticket
 	}
 	return req.WorldSize() * int64(len(schema.Ticket{Request: req}.Marshal())+about)
 }
 
-// checkAnswer fails if the answer for a request would be too large.
+// checkAnswer returns schema.ErrLimit if the answer for a request would have too many
+// endpoints or bytes. The message says what the client can do instead. One rank is always
+// allowed.
 func (s infoHandler) checkAnswer(req schema.Request) error {
 	ranks := req.WorldSize()
 	if ranks > int64(s.opts.MaxEndpoints) {
@@ -148,10 +154,13 @@ func (s infoHandler) checkAnswer(req schema.Request) error {
 	return nil
 }
 
-// infoOf says what an outline means, with an endpoint for each rank.
+// infoOf returns the FlightInfo of a resolved request, with one endpoint for each rank.
+// Many endpoints are made in pieces, and other tenants get turns between them.
 func (s infoHandler) infoOf(ctx context.Context, d *flight.FlightDescriptor, o *fetch.Resolved, bytes int64,
 	tags []store.Tag) (*flight.FlightInfo, error) {
 	req, plan := o.Request, o.Plan
+	// TotalBytes and TotalRecords are sums over all endpoints, as Flight defines them.
+	// Replicas send the same rows several times.
 	if bytes > 0 {
 		bytes *= req.Replicas()
 	}
@@ -196,7 +205,8 @@ func (s infoHandler) infoOf(ctx context.Context, d *flight.FlightDescriptor, o *
 	return info, nil
 }
 
-// sharesOf says what of an epoch is of which source of a mixture; nil if it is of none.
+// sharesOf returns the part of an epoch that each source of a mixture has, nil without a
+// mixture.
 func sharesOf(o *fetch.Resolved) []sourceShare {
 	var list []sourceShare
 	for i, s := range sourcesOf(&o.Request) {
@@ -205,10 +215,10 @@ func sharesOf(o *fetch.Resolved) []sourceShare {
 	return list
 }
 
-// endpointsAtOnce is how many endpoints are made before others have a turn.
+// endpointsAtOnce is how many endpoints are made before other tenants get a turn.
 const endpointsAtOnce = 1024
 
-// endpoints makes those of the ranks from one on and before another.
+// endpoints fills in the endpoints of the ranks in [from, to).
 func endpoints(info *flight.FlightInfo, o *fetch.Resolved, from, to int64, expires *timestamppb.Timestamp) error {
 	for rank := from; rank < to; rank++ {
 		data := o.Request.DataRank(int(rank))
@@ -228,13 +238,14 @@ func endpoints(info *flight.FlightInfo, o *fetch.Resolved, from, to int64, expir
 	return nil
 }
 
-// maxLocations is how many locations an endpoint has at most.
+// maxLocations bounds the locations of an endpoint. More would lengthen the answer for
+// every rank, and a client needs them only if this many nodes fail.
 const maxLocations = 4
 
-// locationsOf says where a rank is to redeem its ticket: at the node that it runs beside, and at the
-// ones that follow in the layout when that is gone. Without a layout, or where nodes have no
-// address, there is no location: the ticket is redeemed on the connection it came by, whatever name the
-// client knows this server under.
+// locationsOf returns where a rank redeems its ticket: at its own node, and at the nodes
+// that follow in the layout if that one is gone. Without a layout, or if nodes have no
+// address, there is no location. The client then redeems the ticket on the connection on
+// which it got it, under whatever name it knows this server.
 func locationsOf(o *fetch.Resolved, rank int) (node string, locations []*flight.Location) {
 	l := o.Layout()
 	if l == nil {
@@ -249,14 +260,14 @@ func locationsOf(o *fetch.Resolved, rank int) (node string, locations []*flight.
 	return l.Node(first).ID, locations
 }
 
-// expiration is when endpoints given out now expire, in whole microseconds:
-// what Python can show.
+// expiration returns when endpoints that are made now expire. It is in whole microseconds,
+// the resolution of Python's datetime.
 func (s *Server) expiration() *timestamppb.Timestamp {
 	return timestamppb.New(time.Now().Add(s.opts.EndpointTTL).Truncate(time.Microsecond))
 }
 
-// GetSchema says what a request's batches look like. It reads the record of
-// the snapshot only.
+// GetSchema returns the schema of a request's batches. It reads only the record of the
+// snapshot, so it is cheap for a large dataset.
 func (s infoHandler) GetSchema(ctx context.Context, d *flight.FlightDescriptor) (*flight.SchemaResult, error) {
 	req, err := parseDescriptor(d)
 	if err != nil {
@@ -283,7 +294,8 @@ func (s infoHandler) GetSchema(ctx context.Context, d *flight.FlightDescriptor) 
 	return &flight.SchemaResult{Schema: flight.SerializeSchema(columns, s.mem)}, nil
 }
 
-// parseFilter reads the JSON that ListFlights and the action list take.
+// parseFilter reads the JSON filter of ListFlights and of the actions list and tags. where
+// names the field in errors. An empty filter matches every dataset.
 func parseFilter(where string, b []byte) (f catalog.Filter, err error) {
 	var said struct {
 		Dataset string `json:"dataset"`
@@ -304,7 +316,7 @@ func parseFilter(where string, b []byte) (f catalog.Filter, err error) {
 	return f, err
 }
 
-// ListFlights sends a FlightInfo for each dataset and split of its newest snapshot.
+// ListFlights sends a FlightInfo for each split of the newest snapshot of each dataset.
 func (s infoHandler) ListFlights(c *flight.Criteria, stream flight.FlightService_ListFlightsServer) error {
 	filter, err := parseFilter("criteria", c.GetExpression())
 	if err != nil {
@@ -317,6 +329,7 @@ func (s infoHandler) ListFlights(c *flight.Criteria, stream flight.FlightService
 		for _, split := range v.Splits {
 			paths = append(paths, []string{name, split.Name})
 		}
+		// A snapshot without splits is listed as a whole.
 		if len(paths) == 0 {
 			paths = append(paths, []string{name})
 		}
@@ -333,9 +346,9 @@ func (s infoHandler) ListFlights(c *flight.Criteria, stream flight.FlightService
 	})
 }
 
-// listed describes one split for a listing: from the record of the snapshot, if the
-// caller may see all rows. So the answer has its bytes only if an earlier call has
-// computed them.
+// listed describes one split for a listing. If the caller may see all rows, it uses only
+// the record of the snapshot. The answer then has the size in bytes only if an earlier call
+// has computed it.
 func (s infoHandler) listed(ctx context.Context, d store.Dataset, v *catalog.View, path []string) (*flight.FlightInfo, error) {
 	split := ""
 	if len(path) == 2 {

@@ -16,10 +16,12 @@ import (
 	"bowstring/schema"
 )
 
-// ConsoleAgent is how the console's calls name their client: pages of samples are no job.
+// ConsoleAgent is the user agent of the console's calls. Pages of samples that a person
+// views are not a job, so they are not recorded.
 const ConsoleAgent = "bowstring-console"
 
-// isConsole reports whether a call is one of the console's. Others may call themselves so, and are put on record.
+// isConsole reports whether the console makes a call. The connection must come from within
+// this process: other clients can send the same user agent, and their reads are recorded.
 func isConsole(ctx context.Context) bool {
 	if conn := wire.ConnOf(ctx); conn == nil || !conn.Within {
 		return false
@@ -37,6 +39,8 @@ type lineageRequest struct {
 	Rank  *int    `json:"rank"`
 }
 
+// check returns an error if the combination of fields has no meaning: a step needs a job,
+// and an epoch or rank needs a step.
 func (r *lineageRequest) check() error {
 	switch {
 	case r.Job == "" && (r.Step != nil || r.Epoch != nil || r.Rank != nil):
@@ -52,54 +56,59 @@ func (r *lineageRequest) check() error {
 	return nil
 }
 
-// lineageHeader is the first result: what the record is.
+// lineageHeader is the first result. It describes the record.
 type lineageHeader struct {
-	Since  time.Time `json:"since"`  // since when streams are on record, zero if none is
-	Others []string  `json:"others"` // the other nodes of the cluster, which have records of their own
+	Since  time.Time `json:"since"`  // start of the record, zero if it is empty
+	Others []string  `json:"others"` // other nodes of the cluster; each has its own record
 }
 
-// lineageJob is a job that is on record.
+// lineageJob is a job on record.
 type lineageJob struct {
 	Job      string    `json:"job"`
 	Dataset  string    `json:"dataset,omitempty"`
 	Snapshot int64     `json:"snapshot,omitempty"`
-	Sources  []source  `json:"sources,omitempty"` // of a mixture, in the place of both
-	Plan     string    `json:"plan"`              // the last one
+	Sources  []source  `json:"sources,omitempty"` // of a mixture, instead of Dataset and Snapshot
+	Plan     string    `json:"plan"`              // of the job's latest stream
 	World    int64     `json:"world"`
 	Order    string    `json:"order"`
 	Streams  int       `json:"streams"`
-	Rows     int64     `json:"rows,omitempty"` // handed out; left out where rows are hidden
-	First    time.Time `json:"first"`          // when its first stream on record began, and the last one
+	Rows     int64     `json:"rows,omitempty"` // sent; omitted if rows are hidden
+	First    time.Time `json:"first"`          // start of its first stream on record; Last: of its last one
 	Last     time.Time `json:"last"`
 }
 
-// lineageShare is a piece of what a rank got in a step.
+// lineageShare is a piece of a rank's share in a step.
 type lineageShare struct {
 	Job      string   `json:"job"`
 	Dataset  string   `json:"dataset,omitempty"`
 	Snapshot int64    `json:"snapshot,omitempty"`
-	Sources  []source `json:"sources,omitempty"` // of a mixture, in the place of both
+	Sources  []source `json:"sources,omitempty"` // of a mixture, instead of Dataset and Snapshot
 	Epoch    uint64   `json:"epoch"`
 	Step     int64    `json:"step"`
 	Rank     int      `json:"rank"`
 	World    int64    `json:"world"`
-	// Row is where it begins in the share of the rank, which has Of rows. Both are left out where rows are hidden.
+	// Row is the offset of the piece in the rank's share, which has Of rows. Both are
+	// omitted if rows are hidden from the caller: they would reveal how many.
 	Row       *int64  `json:"row,omitempty"`
 	Of        *int64  `json:"of,omitempty"`
 	Positions []int64 `json:"positions"`
-	// Source is, of a mixture, which of Sources each position is of, and SourceEpochs in which epoch of the source.
+	// Source is, for a mixture, the index in Sources of each position. SourceEpochs is the
+	// epoch of that source.
 	Source       []int    `json:"source,omitempty"`
 	SourceEpochs []uint64 `json:"source_epochs,omitempty"`
-	// Parts says, where rows are sequences, what of each position is in which row of the share.
+	// Parts is set if rows are packed sequences. It says which part of each position is in
+	// which row of the share.
 	Parts  []lineagePart `json:"parts,omitempty"`
 	IDs    []string      `json:"ids,omitempty"`
 	Faults []fetch.Fault `json:"faults,omitempty"`
-	// Stands says that no later stream handed these rows out again, to these ranks or to others.
+	// Stands reports that no later stream sent these rows again, to these ranks or to
+	// others.
 	Stands bool          `json:"stands"`
 	Stream lineageStream `json:"stream"`
 }
 
-// lineagePart is what a sequence has of a document. Row is left out where rows are hidden.
+// lineagePart is the range of a document's tokens in a sequence. Row is omitted if rows are
+// hidden.
 type lineagePart struct {
 	Row    *int64 `json:"row,omitempty"`
 	From   int64  `json:"from"`
@@ -113,7 +122,8 @@ type source struct {
 	Snapshot int64  `json:"snapshot"`
 }
 
-// sourcesOf are those of a request's mixture, nil if it has none.
+// sourcesOf returns the sources of a request's mixture in the order of its leaves, nil if
+// the request has no mixture.
 func sourcesOf(req *schema.Request) []source {
 	if req.Mixture == nil {
 		return nil
@@ -125,6 +135,8 @@ func sourcesOf(req *schema.Request) []source {
 	return list
 }
 
+// lineageStream is the stream that sent a piece. Owners is the layout's name, if the
+// request assigned rows by node.
 type lineageStream struct {
 	ID     int64     `json:"id"`
 	Plan   string    `json:"plan"`
@@ -133,15 +145,20 @@ type lineageStream struct {
 	Owners string    `json:"owners,omitempty"`
 }
 
+// lineageHeader returns the header. Others is never nil, so that JSON has a list.
 func (s actionHandler) lineageHeader(cat *catalog.Catalog) lineageHeader {
 	return lineageHeader{Since: cat.RecordedSince(), Others: append([]string{}, s.opts.Node.Others()...)}
 }
 
-// lineagePiece is how many rows one result has at most.
+// lineagePiece bounds the rows of one result. A step of a large batch thus needs little
+// memory, and the client sees the first rows soon.
 const lineagePiece = 4096
 
-// lineage is the action. A caller learns of his own streams, or of all on datasets that he has the right admin to; of
-// their samples, those that he may see.
+// lineage implements the action. A caller sees its own streams, or all streams on datasets
+// for which it has the right admin. Of their samples it sees those that exist for it.
+//
+// The memory of the search is reserved first, because it reads files of the record that
+// other callers may read at the same time.
 func (s actionHandler) lineage(ctx context.Context, b []byte, send func([]byte) error) error {
 	var req lineageRequest
 	if err := body(b, &req); err != nil {
@@ -159,6 +176,8 @@ func (s actionHandler) lineage(ctx context.Context, b []byte, send func([]byte) 
 	if req.Step == nil {
 		return s.lineageJobs(ctx, cat, req.Job, send)
 	}
+	// A request without an epoch means that of the plan, or the latest epoch of the job's
+	// newest stream.
 	job, err := cat.Course(ctx, req.Job)
 	if err != nil {
 		return err
@@ -194,7 +213,9 @@ func (s actionHandler) lineage(ctx context.Context, b []byte, send func([]byte) 
 	return nil
 }
 
-// sendShare sends what of a share is to be seen, in pieces.
+// sendShare sends the rows of a share that the caller may see, in pieces. If rows are
+// hidden, pieces without a visible row are omitted and figures that count hidden rows are
+// absent.
 func sendShare(ctx context.Context, see *fetch.Job, share *fetch.Share, send func([]byte) error) error {
 	whole := see.Seen() == see.Manifest().Rows()
 	h := &share.Piece.Head
@@ -233,6 +254,8 @@ func sendShare(ctx context.Context, see *fetch.Job, share *fetch.Share, send fun
 				}
 				out.Parts = append(out.Parts, part)
 			}
+			// Locate maps a position of the mixture to a source and a position in it. Ids
+			// need the mixture's position, so positions are converted at the end.
 			if mixed {
 				of, _ := see.Locate(pos)
 				out.Source = append(out.Source, of)
@@ -264,7 +287,8 @@ func sendShare(ctx context.Context, see *fetch.Job, share *fetch.Share, send fun
 	return nil
 }
 
-// seenFaults are those of samples and columns that exist for the caller.
+// seenFaults returns the faults of samples and columns that exist for the caller. A hidden
+// substitute is removed from a fault.
 func seenFaults(see *fetch.Job, all []fetch.Fault) (list []fetch.Fault) {
 	for _, f := range all {
 		if !see.Sees(f.Position) || see.Hides(f.Column) {
@@ -278,7 +302,7 @@ func seenFaults(see *fetch.Job, all []fetch.Fault) (list []fetch.Fault) {
 	return list
 }
 
-// named fills in the ids of samples that could not be read.
+// named sets the ids of the samples that could not be read.
 func named(ctx context.Context, see *fetch.Job, faults []fetch.Fault) error {
 	for i := range faults {
 		rows, err := see.Manifest().At(ctx, []int64{faults[i].Position})
@@ -290,34 +314,36 @@ func named(ctx context.Context, see *fetch.Job, faults []fetch.Fault) error {
 	return nil
 }
 
-// maxLineageJobs is how many jobs are listed at once: those that began last.
+// maxLineageJobs bounds the jobs of one listing. If there are more, the newest are listed.
 const maxLineageJobs = 4096
 
-// tallyKey is a job of a snapshot.
+// tallyKey identifies a job of a snapshot.
 type tallyKey struct {
 	job string
 	ref catalog.Ref
-	mix string // the sources of a mixture, which is of no one snapshot
+	mix string // names of a mixture's snapshots; ref is empty then
 }
 
-// tally sums up what is on record of a job of a snapshot.
+// tally sums the record of a job of a snapshot.
 type tally struct {
 	tallyKey
 	rows        int64
 	streams     map[int64]struct{}
-	first, last int64 // stream
+	first, last int64 // numbers of streams; they grow with time
 	plan, order string
 	world       int64
 	sources     []source
 }
 
-// tallies are those of the jobs that a caller may know of, at most maxLineageJobs.
+// tallies has the tallies of the jobs that the caller may know of, at most maxLineageJobs.
+// One goroutine uses it.
 type tallies struct {
 	byKey map[tallyKey]*tally
-	order []*tally // as they were found: the oldest files of the record come first
+	order []*tally // in the order of the record, oldest file first
 }
 
-// of takes the head of a piece in, and returns where its rows are added.
+// of adds the head of a piece to its tally, and returns the counter for the piece's rows.
+// If the list is full, it drops the tally that was found first.
 func (l *tallies) of(h *fetch.PieceHead) *int64 {
 	sources := sourcesOf(&h.Ticket.Request)
 	key := tallyKey{h.Job, catalog.Ref{Dataset: h.Ticket.Dataset, Snapshot: h.Ticket.Snapshot}, ""}
@@ -341,7 +367,8 @@ func (l *tallies) of(h *fetch.PieceHead) *int64 {
 	return &t.rows
 }
 
-// shown reports whether what the job is of exists for a caller, and whether he sees all of its rows.
+// shown reports whether the job's data exists for the caller, and whether the caller may
+// see all of its rows. A mixture exists if all its sources do.
 func (t *tally) shown(shown func(catalog.Ref) (bool, bool, error)) (exists, whole bool, err error) {
 	if t.sources == nil {
 		return shown(t.ref)
@@ -357,7 +384,8 @@ func (t *tally) shown(shown func(catalog.Ref) (bool, bool, error)) (exists, whol
 	return exists, whole, nil
 }
 
-// lineageJobs lists the jobs on record, or one.
+// lineageJobs lists the jobs on record, or only the named one. It sums by snapshot first,
+// because rights are per dataset, and merges the visible snapshots of a job afterwards.
 func (s actionHandler) lineageJobs(ctx context.Context, cat *catalog.Catalog, name string, send func([]byte) error) error {
 	var one *catalog.Course
 	if name != "" {
@@ -412,4 +440,5 @@ func (s actionHandler) lineageJobs(ctx context.Context, cat *catalog.Catalog, na
 	return nil
 }
 
+// opened returns the time that a stream's number encodes.
 func opened(stream int64) time.Time { return (&fetch.PieceHead{Stream: stream}).Opened() }

@@ -9,14 +9,16 @@ import (
 	"bowstring/flight/usage"
 )
 
-// sourceRows counts the rows of each source that a stream of a mixture has sent.
+// sourceRows counts the rows that a stream of a mixture has sent, by source. The stream's
+// goroutine adds; usage and audit read concurrently.
 type sourceRows struct {
 	job   *fetch.Job
 	sent  []atomic.Int64
-	bytes []int64 // of a row, in the mean
+	bytes []int64 // mean size of a row; fixed
 }
 
-// countSources has the rows of a job's sources be counted apart, if it is of a mixture. ctx is the call's.
+// countSources makes the call of ctx count the rows of each source. It returns nil, on
+// which add does nothing, if the job has no mixture.
 func countSources(ctx context.Context, job *fetch.Job) *sourceRows {
 	c := callFrom(ctx)
 	if c == nil || job.Alone() != nil {
@@ -30,7 +32,7 @@ func countSources(ctx context.Context, job *fetch.Job) *sourceRows {
 	return s
 }
 
-// add counts rows.
+// add counts rows by their positions in the mixture.
 func (s *sourceRows) add(positions []int64) {
 	if s == nil {
 		return
@@ -41,15 +43,17 @@ func (s *sourceRows) add(positions []int64) {
 	}
 }
 
-// part is what of all that a stream used goes to a dataset of it.
+// part is the fraction of a stream's usage that belongs to one dataset.
 type part struct {
 	dataset string
 	rows    int64
-	share   float64 // of the bytes, and of what else there is
+	share   float64 // of bytes, time and store reads; all shares sum to 1
 }
 
-// parts divides what a call uses between the datasets of its mixture: by the rows that it has sent of each, and by their
-// mean size. Before it has sent any, all goes to the first. It is nil of a call that is not of a mixture.
+// parts divides a call's usage among the datasets of its mixture. Each dataset's weight is
+// its sent rows multiplied by their mean size. Before any row was sent, the first dataset
+// has all of it. Sources of the same dataset are merged. parts returns nil if the call does
+// not read a mixture. registry.mu is held.
 func (c *call) parts() []part {
 	a := &c.access
 	if len(a.Sources) == 0 {
@@ -85,7 +89,8 @@ func (c *call) parts() []part {
 	return list
 }
 
-// of is the part's of an amount. A stream counts once, with the first dataset.
+// of returns the part's fraction of an amount. The stream itself counts once, for the first
+// dataset: fractions of a stream would not add up after rounding.
 func (p *part) of(all usage.Amount, first bool) usage.Amount {
 	scale := func(n int64) int64 { return int64(p.share * float64(n)) }
 	a := usage.Amount{Rows: p.rows, Bytes: scale(all.Bytes), StoreBytes: scale(all.StoreBytes),
@@ -96,7 +101,8 @@ func (p *part) of(all usage.Amount, first bool) usage.Amount {
 	return a
 }
 
-// eachSource makes of an event of a call that reads a mixture one for each of its datasets.
+// eachSource splits an event of a call into one event for each dataset of its mixture, with
+// that dataset's snapshot and rule. An event of another call is returned alone.
 func (c *call) eachSource(e audit.Event) []audit.Event {
 	c.registry.mu.Lock()
 	defer c.registry.mu.Unlock()
@@ -118,6 +124,7 @@ func (c *call) eachSource(e audit.Event) []audit.Event {
 			}
 			break
 		}
+		// Only the event at the end of a read has figures.
 		if e.Rows > 0 {
 			of.Rows, of.Bytes = p.rows, int64(p.share*float64(e.Bytes))
 		}

@@ -19,10 +19,9 @@ import (
 	"bowstring/schema"
 )
 
-// Options tunes a Server. The zero value of each field stands for its default.
-// A client that exceeds a limit gets RESOURCE_EXHAUSTED with the limit's name
-// and value. The memory that streams hold ahead of their consumers is the
-// engine's WindowBytes.
+// Options configures a Server. Each zero field has the default that its comment names. A
+// client that exceeds a limit gets RESOURCE_EXHAUSTED with the limit's name and value. The
+// engine's WindowBytes, and no field here, bounds the prefetched data of streams.
 type Options struct {
 	// MaxStreams is how many DoGet, DoPut and DoExchange calls may run at once.
 	// Default 1,024.
@@ -30,107 +29,110 @@ type Options struct {
 	// MaxStreamsPerPeer is how many of them one address may have. Default half of
 	// MaxStreams, or 64 if that is more.
 	MaxStreamsPerPeer int
-	// MaxConnections is how many connections may be open at once, one more is
-	// closed as it comes. Default 4,096.
+	// MaxConnections is how many connections may be open at once. A further one is closed
+	// when it arrives. Default 4,096.
 	MaxConnections int
 	// MaxConnectionsPerPeer is how many of them one address may have. Default
 	// 1,024.
 	MaxConnectionsPerPeer int
-	// MaxCallsPerConnection is how many calls may run on one connection; clients
-	// keep to it and wait. Default 512.
+	// MaxCallsPerConnection is how many calls may run on one connection. Clients know it
+	// and wait. Default 512.
 	MaxCallsPerConnection int
-	// MaxRequestBytes bounds what asks for something: a descriptor's command or
-	// path, a ticket, an action's body, ListFlights criteria, an upload's schema.
-	// Default 2 MiB.
+	// MaxRequestBytes bounds each request: a descriptor's command or path, a ticket, an
+	// action's body, ListFlights criteria, an upload's schema. Default 2 MiB.
 	MaxRequestBytes int
-	// MaxMessageBytes bounds one message that comes in, so also a record batch
-	// of DoPut. Decompressed, a batch may have twice as much. Default 256 MiB.
+	// MaxMessageBytes bounds one incoming message, and therefore a record batch of DoPut. A
+	// decompressed batch may have twice as much. Default 256 MiB.
 	MaxMessageBytes int
-	// MaxBatchRows bounds the rows of a record batch that comes in. Default
-	// 4,194,304.
+	// MaxBatchRows bounds the rows of an incoming record batch. Default 4,194,304.
 	MaxBatchRows int
 	// MaxEndpoints is how many ranks one GetFlightInfo may name. Default 65,536.
 	MaxEndpoints int
-	// ExchangeDepth is how many requests of one DoExchange are worked on at
-	// once. Each holds up to a record batch. Default 4.
+	// ExchangeDepth is how many requests of one DoExchange are served at once. Each holds
+	// up to a record batch. Default 4.
 	ExchangeDepth int
-	// RequestTimeout is how long a connection may take to begin, and a call to say
-	// what it wants, completely. Default 10 s.
+	// RequestTimeout is how long a connection may take for its handshake, and a call for
+	// its complete request. Default 10 s.
 	RequestTimeout time.Duration
-	// MessageTimeout is how long each piece of a message may take to arrive, once
-	// it has begun (64 KiB, then fifteen times what there is), and how long a
-	// client may take to accept an answer that is no stream's. Default 1 min.
+	// MessageTimeout is how long each piece of a message may take to arrive after the
+	// message has begun. The first piece is 64 KiB, and each further one is fifteen times
+	// the bytes so far. It is also how long a client may take to accept an answer that is
+	// not a stream's. Default 1 min.
 	MessageTimeout time.Duration
 	// EndpointTTL is the time from a GetFlightInfo to the expiration of its endpoints.
 	// Default 24 h.
 	EndpointTTL time.Duration
-	// DrainTimeout is how long Shutdown lets calls run on. Default 30 s.
+	// DrainTimeout is how long Shutdown lets running calls continue. Default 30 s.
 	DrainTimeout time.Duration
-	// Keepalive is after how much silence a client is asked whether it is still
-	// there; one that does not answer within 20 s is gone. Default 30 s.
+	// Keepalive is the silence after which the server pings a client. A client that does
+	// not answer within 20 s is disconnected. Default 30 s.
 	Keepalive time.Duration
-	// Ledger counts the memory that what comes in takes (admission.Uploads). One
-	// address may take three quarters of it. Default a ledger of its own, with
-	// default limits.
+	// Ledger accounts for the memory of incoming data (admission.Uploads). One address may
+	// use three quarters of it. Default a ledger of its own, with default limits.
 	Ledger *admission.Ledger
-	// Auth recognises callers and encrypts, the caller's to close after Shutdown.
-	// Default none: anybody may call, on whatever account they say.
+	// Auth authenticates callers and encrypts connections. The caller closes it after
+	// Shutdown. Default none: every caller is accepted, with any tenant it names.
 	Auth *auth.Authenticator
-	// Sources says whether it can be read who may call and what callers may do; nil if that is not to be read.
+	// Sources reports whether the files with tokens and rules can be read; nil if there are
+	// none.
 	Sources *auth.Sources
-	// NoReflection keeps the methods from being listed. With Auth that
-	// authenticates, only callers that it knows may list them anyway, unless its
-	// OpenReflection is set.
+	// NoReflection hides the list of methods. If Auth authenticates, only authenticated
+	// callers may list them in any case, unless its OpenReflection is set.
 	NoReflection bool
-	// Node is what the server runs on. Default a node that is in no cluster.
+	// Node is the node that the server runs on. Default a node outside of a cluster.
 	Node Node
-	// PlainTransport has the server lean on nothing that gRPC does not promise: each batch is copied once before it is
-	// sent. Set by itself where the program has another release of gRPC than the one it was proven with.
+	// PlainTransport makes the server rely only on what gRPC promises: each batch is copied
+	// once before it is sent. The server sets it itself if the program has another release
+	// of gRPC than the one that the faster transport was tested with.
 	PlainTransport bool
-	// Tracer draws the spans of calls; nil if nothing is traced.
+	// Tracer creates the spans of calls; nil if nothing is traced.
 	Tracer trace.Tracer
 	// Observer gets durations; nil for none.
 	Observer Observer
-	// Rules are those that hold now: who may do what with which dataset. nil allows everything to everybody.
-	// See [Server.EnforceRules].
+	// Rules are the current rules: the rights of callers on datasets. nil permits
+	// everything to every caller. After a change call [Server.EnforceRules].
 	Rules *atomic.Pointer[policy.Rules]
-	// Tenants are those that there are now: on whose account each caller is, and what it gets. nil has callers name
-	// tenants as they like, which all get the same. See [Server.EnforceTenants].
+	// Tenants are the current tenants: the tenant of each caller, and its limits and
+	// weight. If nil, callers name any tenant, and all tenants have the same weight. After
+	// a change call [Server.EnforceTenants].
 	Tenants *atomic.Pointer[policy.Tenants]
-	// Audit records which caller read, wrote and dropped which data; nil for none. It
-	// stays the caller's to close, after Shutdown.
+	// Audit records which caller has read, written and dropped which data; nil for none.
+	// The caller closes it after Shutdown.
 	Audit *audit.Log
-	// Cluster says what this server is in its cluster; nil if other nodes may not read
-	// by way of it.
+	// Cluster is this server's place in its cluster; nil if other nodes may not read
+	// through it.
 	Cluster *Cluster
-	// Shm shares memory with clients on this node; nil if there is none. It stays the
-	// caller's to close, after Shutdown.
+	// Shm shares memory with clients on this node; nil for none. The caller closes it after
+	// Shutdown.
 	Shm *shm.Server
-	// Requests are those to buckets: what they cost, and how many may be made; nil if the store reads none.
+	// Requests counts, limits and prices the requests to buckets; nil if the store has
+	// none.
 	Requests *object.Requests
-	// MayRead fails unless a tenant may read the buckets that contain samples of a
-	// snapshot; nil: every tenant may. It is asked when a job is opened.
+	// MayRead returns an error if a tenant may not read the buckets that contain samples of
+	// a snapshot. nil permits every tenant. The server calls it when it opens a job.
 	MayRead func(ctx context.Context, tenant string, snap *schema.Snapshot) error
-	// Usage is the book of what tenants have used; nil for none. It stays the caller's to
-	// close, after Shutdown, and to have written: see [Server.CountUsage].
+	// Usage is the book of tenants' usage; nil for none. The caller closes it after
+	// Shutdown, and writes it regularly: see [Server.CountUsage].
 	Usage *usage.Book
 	// Logger receives a line for each call. Default slog.Default().
 	Logger *slog.Logger
 }
 
-// Node is what a server asks of the node that it runs on. Its methods are called by several goroutines at once, and do not
-// block.
+// Node is what a server needs to know about the node that it runs on. Several goroutines
+// call its methods at once. They must not block.
 type Node interface {
-	// SpillScale is what the size of the spill was decided to be last, and why, as it is put into JSON; nil if nothing
-	// decides it.
+	// SpillScale returns the latest decision about the size of the spill and its reason,
+	// ready for JSON; nil if nothing decides it.
 	SpillScale() any
-	// Members is what the node knows of its cluster, as it is put into JSON; nil if it is in none.
+	// Members returns the node's view of its cluster, ready for JSON; nil outside of a
+	// cluster.
 	Members() any
-	// Others are the addresses of the other nodes of the cluster.
+	// Others returns the addresses of the other nodes of the cluster. The caller does not
+	// change the slice.
 	Others() []string
 }
 
-// alone is a node that is in no cluster.
+// alone is a node outside of a cluster.
 type alone struct{}
 
 // SpillScale implements Node.
@@ -142,7 +144,7 @@ func (alone) Members() any { return nil }
 // Others implements Node.
 func (alone) Others() []string { return nil }
 
-// EnsureDefaults fills in the fields that are zero.
+// EnsureDefaults sets each zero field to its default.
 func (o *Options) EnsureDefaults() {
 	for at, n := range map[*int]int{
 		&o.MaxStreams: 1024, &o.MaxConnections: 4096, &o.MaxConnectionsPerPeer: 1024, &o.MaxCallsPerConnection: 512,
@@ -177,8 +179,8 @@ func (o *Options) EnsureDefaults() {
 	}
 }
 
-// Validate returns an error that names the first field whose value cannot be,
-// after EnsureDefaults.
+// Validate returns a schema.FieldError for the first field with an invalid value. It is
+// called after EnsureDefaults.
 func (o *Options) Validate() error {
 	for _, f := range []struct {
 		name           string

@@ -30,9 +30,10 @@ import (
 // the cluster's key, and reads blobs by their keys. Rules are kept by the node that the
 // caller has called, which has asked them before it asks others.
 
-// letInNode lets a node say what it wants, and prove what it is: see meet. Without a key
-// of the cluster, every node is accepted if all callers may do everything, and no node
-// otherwise: reads of blobs by their keys bypass the rules.
+// letInNode lets a node say what it wants, and prove what it is: see meet. Without a key of
+// the cluster, every node is accepted if all callers may do everything, and no node
+// otherwise: reads of blobs by their keys bypass the rules. A refusal counts as a failed
+// login.
 func (s *Server) letInNode(ctx context.Context) error {
 	if !s.opts.Cluster.Keys.Any() && (s.opts.Auth.Authenticates() || s.source.Ruled()) {
 		return s.refuseNode(ctx, "the cluster has no key")
@@ -40,8 +41,8 @@ func (s *Server) letInNode(ctx context.Context) error {
 	return nil
 }
 
-// refuseNode returns the error of a node that is refused. A client that guesses keys
-// learns no more than one that guesses tokens, and is limited in the same way.
+// refuseNode returns the error for a node that is refused. It limits a client that guesses
+// keys in the same way as one that guesses tokens, and reveals no more to it.
 func (s *Server) refuseNode(ctx context.Context, why string) error {
 	err := fmt.Errorf("%w: %s", schema.ErrUnauthenticated, why)
 	if s.opts.Auth.Authenticates() {
@@ -53,7 +54,7 @@ func (s *Server) refuseNode(ctx context.Context, why string) error {
 // servePeer serves a connection that another node has opened. A connection has one call,
 // because a call ends by closing it.
 func (s *Server) servePeer(pc *wire.PeerConn) {
-	defer func() { _ = pc.Close() }() // what there was to say is said
+	defer func() { _ = pc.Close() }() // End has sent the result
 	binding, err := bindingOf(pc.Conn)
 	conn := peer.Accept(pc, binding)
 	late := time.AfterFunc(s.opts.RequestTimeout, pc.Interrupt)
@@ -72,15 +73,16 @@ func (s *Server) servePeer(pc *wire.PeerConn) {
 	if err != nil {
 		st = statusOf(err)
 	}
-	_ = conn.End(st.Code(), st.Message()) // or the connection has broken
+	_ = conn.End(st.Code(), st.Message()) // fails only if the connection is broken
 }
 
 // errStopped is the error of calls of other nodes that arrive after the server has
 // stopped.
 var errStopped = fmt.Errorf("%w: the server has stopped", schema.ErrUnavailable)
 
-// peerCall runs the call of another node. It does for it what streamCall does for
-// clients: registration, authentication, limits, recovery from panics, log and metrics.
+// peerCall runs the call of another node. It does for that call what streamCall does for
+// clients: registration, authentication, limits, recovery from panics, log and metrics. It
+// returns the error that End sends to the node.
 func (s *Server) peerCall(pc *wire.PeerConn, conn *peer.Conn, method string) error {
 	if s.opts.Cluster == nil || !isNodes(method) {
 		return fmt.Errorf("%w: nodes call no method %s of this server", schema.ErrNotSupported, schema.Quote(method))
@@ -92,6 +94,8 @@ func (s *Server) peerCall(pc *wire.PeerConn, conn *peer.Conn, method string) err
 		return err
 	}
 	ctx = known
+	// Reads and writes of the connection know no context. Interrupt makes them fail when
+	// the call is killed.
 	defer context.AfterFunc(ctx, pc.Interrupt)()
 	defer context.AfterFunc(s.handshaking, func() { s.calls.killCall(c, errStopped) })()
 	if ctx, err = s.recognise(ctx, c); err != nil {
@@ -111,10 +115,10 @@ func (s *Server) peerCall(pc *wire.PeerConn, conn *peer.Conn, method string) err
 		return s.servePeerReads(ctx, conn)
 	})
 	err = c.outcome(err)
-	if errors.Is(err, peer.ErrBroken) { // the node has gone, as a client that cancels
+	if errors.Is(err, peer.ErrBroken) { // the node is gone: the same as a client that cancels
 		err = fmt.Errorf("%w: %w", context.Canceled, err)
 	}
-	pc.Interrupt() // a ping that waits for room in the socket ends, too
+	pc.Interrupt() // ends a ping that waits for room in the socket
 	s.finish(ctx, c, err)
 	watching.Wait()
 	return err
@@ -147,7 +151,8 @@ func (s *Server) meet(ctx context.Context, conn *peer.Conn,
 	}), nil
 }
 
-// bindingOf identifies a TLS connection; nil without TLS.
+// bindingOf returns the value that identifies a TLS connection, nil without TLS. Both nodes
+// prove the key together with it, so that a proof cannot be replayed on another connection.
 func bindingOf(g *wire.Conn) ([]byte, error) {
 	state, ok := g.TLS()
 	if !ok {
@@ -267,15 +272,16 @@ type answering struct {
 	sent  chan struct{}         // signalled when there is less
 	doing chan []fetch.Progress // progress of the node's streams, the latest only
 
-	follower *fetch.Follower // follows these streams
+	// follower receives the progress of the node's streams.
+	follower *fetch.Follower
 
 	mu      sync.Mutex
 	answers []fetch.Answer // ready to be sent; guarded by mu
 	waited  int            // requests without an answer yet; guarded by mu
 }
 
-// receive starts the reads that the node requests, until it ends the call. It does not
-// wait for their answers, only for room for them: see admit.
+// receive starts the reads that the node requests, until the node ends the call. It does
+// not wait for their answers, only for room for them: see admit.
 func (l *answering) receive(ctx context.Context, requester *fetch.Requester) error {
 	for {
 		what, err := l.conn.Receive(peer.MaxAsking)
@@ -297,7 +303,7 @@ func (l *answering) receive(ctx context.Context, requester *fetch.Requester) err
 				keepTickets(list, older)
 			default:
 			}
-			l.doing <- list // there is room: no other goroutine sends
+			l.doing <- list // does not block: no other goroutine sends
 			continue
 		}
 		err = peer.ParseAsks(what, func(a peer.Ask) error {
@@ -306,6 +312,8 @@ func (l *answering) receive(ctx context.Context, requester *fetch.Requester) err
 			}
 			asked := fetch.PeerRead{ID: a.ID, Tenant: a.Tenant, Ref: a.Ref, Snapshot: a.Snapshot, Position: a.Position,
 				Forward: a.Forward, Held: a.Held}
+			// The bytes are reserved before the read: a refusal after it would waste the
+			// read.
 			if !l.server.egress.Admit(l.node, l.zone, a.Tenant, l.server.termsOf(a.Tenant).Weight, a.Ref.Size) {
 				l.answered(fetch.Answer{ID: a.ID, Err: peers.ErrFull, PeerRead: asked})
 				return nil
@@ -325,8 +333,8 @@ func (l *answering) receive(ctx context.Context, requester *fetch.Requester) err
 	}
 }
 
-// keepTickets moves the tickets of a list that has not been read into the list that
-// replaces it: each ticket is sent only once.
+// keepTickets moves the tickets of a list that was not read into the list that replaces it.
+// A node sends each ticket only once, so a dropped list would lose it.
 func keepTickets(list, older []fetch.Progress) {
 	tickets := make(map[uint64]json.RawMessage, len(older))
 	for _, p := range older {
@@ -380,15 +388,15 @@ func (l *answering) admit(ctx context.Context) error {
 	}
 }
 
-// waits reports whether the other node waits for answers.
+// waits reports whether the other node waits for answers. send begins heartbeats then.
 func (l *answering) waits() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.waited > 0
 }
 
-// take removes the answers of one message from the queue: at least one if there is any,
-// and then as many as the bounds allow.
+// take removes the answers of one message from the queue: at least one if there is any, and
+// more within the bounds of a message. It then wakes admit.
 func (l *answering) take() []fetch.Answer {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -410,7 +418,7 @@ func (l *answering) take() []fetch.Answer {
 }
 
 // send sends answers until ctx ends. While requests wait and no answer is ready, it sends
-// an empty message at each thereEvery.
+// an empty message every thereEvery as a heartbeat.
 func (l *answering) send(ctx context.Context) error {
 	there := time.NewTimer(thereEvery)
 	defer there.Stop()
@@ -451,8 +459,8 @@ func (l *answering) send(ctx context.Context) error {
 	}
 }
 
-// bill counts answers that are about to be sent: what went to which node, and what was read from the store on whose
-// account.
+// bill counts answers before they are sent: the bytes to the node, and the store reads of
+// each tenant. Bytes of blobs that this node held for a handover count separately.
 func (l *answering) bill(answers []fetch.Answer) {
 	var blobs, bytes, handed, handedBytes int64
 	for i := range answers {
@@ -478,7 +486,7 @@ func (l *answering) bill(answers []fetch.Answer) {
 	}
 }
 
-// discard releases what will not be sent.
+// discard releases the answers that will not be sent.
 func (l *answering) discard() {
 	for answers := l.take(); len(answers) > 0; answers = l.take() {
 		for i := range answers {
@@ -487,9 +495,13 @@ func (l *answering) discard() {
 	}
 }
 
-// answersMessage makes a message of answers, whose blobs it takes over: the batch has them, and is released when nothing
-// reads the message any more. Small blobs are copied; an answer whose blob cannot be read any more becomes an error. The
-// head, small blobs and errors between two large blobs are one piece.
+// answersMessage builds a message of answers and takes ownership of their blobs. The
+// returned batch has the blobs. The caller releases it when nothing reads the message any
+// more.
+//
+// Large blobs are sent without a copy. Small blobs are copied, because a buffer of its own
+// costs more than the copy. The head, small blobs and errors between two large blobs are
+// one buffer. If a blob cannot be read any more, its answer becomes an error.
 func answersMessage(answers []fetch.Answer, sealer *peer.Sealer) (net.Buffers, *schema.Batch) {
 	room := peer.FrameHead + peer.AnswersBytes(len(answers))
 	head := make([]peer.Answer, len(answers))
@@ -519,7 +531,7 @@ func answersMessage(answers []fetch.Answer, sealer *peer.Sealer) (net.Buffers, *
 		}
 		room += len(small[i]) + len(seals[i])
 	}
-	own := peer.AppendAnswers(make([]byte, peer.FrameHead, room), head) // never grows
+	own := peer.AppendAnswers(make([]byte, peer.FrameHead, room), head) // must not grow: list has slices of it
 	list, from := make(net.Buffers, 0, 2*len(blobs)+1), 0
 	for i := range answers {
 		b := answers[i].Blob.Bytes()
@@ -540,7 +552,7 @@ func answersMessage(answers []fetch.Answer, sealer *peer.Sealer) (net.Buffers, *
 	return list, &schema.Batch{Blobs: [][]schema.Blob{blobs}}
 }
 
-// statusOfAnswer is the status of an answer for another node.
+// statusOfAnswer returns the status of an answer for another node.
 func statusOfAnswer(err error) peer.Status {
 	switch {
 	case err == nil:
@@ -555,7 +567,8 @@ func statusOfAnswer(err error) peer.Status {
 	return peer.Failed
 }
 
-// sealed is the seal of a blob that may be in a mapped file.
+// sealed returns the seal of a blob. The blob may be in a mapped file, so a read error is a
+// signal: Guard turns it into an error.
 func sealed(sealer *peer.Sealer, ref schema.BlobRef, b []byte) (seal []byte, err error) {
 	err = schema.Guard(func() error {
 		seal = sealer.Append(nil, ref, b)
@@ -564,7 +577,7 @@ func sealed(sealer *peer.Sealer, ref schema.BlobRef, b []byte) (seal []byte, err
 	return seal, err
 }
 
-// cloned is a copy of bytes that may be in a mapped file.
+// cloned returns a copy of bytes that may be in a mapped file.
 func cloned(b []byte) (to []byte, err error) {
 	err = schema.Guard(func() error {
 		to = slices.Clone(b)

@@ -28,6 +28,9 @@ func (s putHandler) DoPut(stream flight.FlightService_DoPutServer) error {
 	if err != nil {
 		return err
 	}
+	// Results are sent by a goroutine of their own. A client may send all rows before it
+	// reads the first result; a handler that blocked on results would then block the
+	// upload.
 	out := upload.NewResults(ctx, stream.Send)
 	defer out.Abandon()
 	s.sending.Go(out.Run)
@@ -37,7 +40,8 @@ func (s putHandler) DoPut(stream flight.FlightService_DoPutServer) error {
 	return out.Flush()
 }
 
-// incoming reads the stream of a call, whose context is ctx. The caller closes it.
+// incoming returns a reader of a call's stream. The caller closes it. ctx is the call's
+// context.
 func (s *Server) incoming(ctx context.Context, stream flight.DataStreamReader) *upload.Incoming {
 	c := callFrom(ctx)
 	return upload.NewIncoming(ctx, stream, upload.Config{MaxBatchRows: s.opts.MaxBatchRows,

@@ -11,34 +11,35 @@ import (
 	"bowstring/schema"
 )
 
-// sender sends batches, on the account of a call. It is used by one goroutine, and has another one while it sends all
-// batches of a stream.
+// sender sends batches for one call. One goroutine uses it. While it sends all batches of a
+// stream, a second goroutine prepares the next one.
 type sender struct {
 	server *Server
 	ctx    context.Context // the call's
 	stop   func()          // ends ctx
 	wire   *wire.Sender
-	moves  bool // its client can go on elsewhere, from the last batch
+	moves  bool // the client can continue on another node from the last batch
 
 	began bool      // a batch was sent
-	last  wire.Sent // what became of the batch before
+	last  wire.Sent // figures of the previous batch
 }
 
-// outgoing is a batch of a stream that is ready to be sent.
+// outgoing is a batch of a stream that is ready to be sent. Its receiver sends or drops it.
 type outgoing struct {
 	wire.Outgoing
-	fetched *fetch.Batch  // what it is of
-	quota   time.Duration // it was held back
+	fetched *fetch.Batch  // the batch before it was encoded
+	quota   time.Duration // delay by the tenant's rate limit
 }
 
-// all sends every batch with the metadata that describe makes of it. While one is being sent, another goroutine makes
-// the next one ready.
+// all sends every batch with the metadata that describe returns for it. While one batch is
+// being sent, another goroutine prepares the next one. Encoding thus overlaps with the
+// network. all returns after that goroutine has ended.
 func (s *sender) all(batches *fetch.Stream, describe func(*fetch.Batch, waitMetadata) any) error {
 	if err := s.wire.Open(); err != nil {
 		return err
 	}
 	ready := make(chan outgoing)
-	sent := make(chan struct{}, 1) // for each batch of ready, when it was sent
+	sent := make(chan struct{}, 1) // one value for each batch of ready that was sent
 	var failed error
 	s.server.sending.Go(func() {
 		defer close(ready)
@@ -49,7 +50,7 @@ func (s *sender) all(batches *fetch.Stream, describe func(*fetch.Batch, waitMeta
 		if over {
 			return
 		}
-		// The goroutine ends before what it uses: the ring, the stream.
+		// The goroutine must end before the ring and the stream, which it uses.
 		s.stop()
 		for o := range ready {
 			o.Drop()
@@ -59,26 +60,30 @@ func (s *sender) all(batches *fetch.Stream, describe func(*fetch.Batch, waitMeta
 		if err := s.fetched(&o, describe); err != nil {
 			return err
 		}
-		sent <- struct{}{} // there is room: it has waited for the one before
+		sent <- struct{}{} // does not block: makeReady has taken the previous value
 	}
 	over = true
 	return failed
 }
 
-// makeReady makes one batch after another ready. A batch is taken from its stream before the one ahead of it was sent
-// only if it is there by then: what is waited for, be it a read or the tenant's turn, keeps nothing else from its way,
-// and counts as waited for by the consumer.
+// makeReady prepares one batch after another. It takes a batch before the previous one was
+// sent only if the batch is available without waiting. Otherwise a wait for a read or for
+// the tenant's turn would delay the batch that is ready. Such a wait counts as the
+// consumer's.
 func (s *sender) makeReady(batches *fetch.Stream, ready chan<- outgoing, sent <-chan struct{}) error {
 	tenant := fetch.CallerFrom(s.ctx).Tenant
 	var stored int64
 	defer func() { countStored(s.ctx, batches.StoreBytes()-stored) }()
 	for sending := false; ; sending = true {
+		// A tenant with a rate limit is never early: it has to wait for its turn first.
 		early := sending && s.server.paces.Unlimited(tenant) && batches.Ready()
 		if sending && !early {
 			if err := s.await(sent); err != nil {
 				return err
 			}
 		}
+		// Store reads are charged as they happen and not at the end: a stream can run for
+		// days.
 		now := batches.StoreBytes()
 		countStored(s.ctx, now-stored)
 		stored = now
@@ -105,7 +110,7 @@ func (s *sender) makeReady(batches *fetch.Stream, ready chan<- outgoing, sent <-
 	}
 }
 
-// await waits until the batch that was handed over last was sent.
+// await waits until the last batch that was handed over is sent.
 func (s *sender) await(sent <-chan struct{}) error {
 	select {
 	case <-sent:
@@ -115,7 +120,8 @@ func (s *sender) await(sent <-chan struct{}) error {
 	}
 }
 
-// take takes the next batch of a stream, and makes it ready.
+// take takes the next batch of a stream and prepares it. It fails with a movedError if the
+// stream must continue on another node.
 func (s *sender) take(batches *fetch.Stream) (o outgoing, err error) {
 	if s.moves {
 		if err := s.server.moved(); err != nil {
@@ -129,18 +135,18 @@ func (s *sender) take(batches *fetch.Stream) (o outgoing, err error) {
 	start := time.Now()
 	b, err := batches.Next()
 	if err != nil {
-		// Only reads are waited for here; a stream that was cancelled in the meantime has
-		// no batch to say so.
+		// Next waits only for reads. A stream that was cancelled during the wait returns
+		// no batch with waiting times, so the time is counted here.
 		countWaits(s.ctx, fetch.Wait{Store: time.Since(start)}, 0, 0)
 		return o, err
 	}
-	countProcessor(s.ctx, b.Processor) // whether it will be sent or not
+	countProcessor(s.ctx, b.Processor) // also if the batch will not be sent
 	o.Outgoing, err = s.wire.Prepare(b.Batch, b.Again)
 	o.fetched, o.quota = b, quota
 	return o, err
 }
 
-// fetched sends a batch of a stream with the metadata that describe makes of it.
+// fetched sends a batch of a stream with the metadata that describe returns for it.
 func (s *sender) fetched(o *outgoing, describe func(*fetch.Batch, waitMetadata) any) error {
 	b := o.fetched
 	b.Wait.Encode += o.Took
@@ -150,7 +156,7 @@ func (s *sender) fetched(o *outgoing, describe func(*fetch.Batch, waitMetadata) 
 		Peer:      b.Wait.Peer.Microseconds(),
 		Operators: b.Wait.Operators.Microseconds(),
 		Window:    b.Wait.Window.Microseconds(),
-		Encode:    (b.Wait.Encode + s.last.Frame).Microseconds(), // its own frame's time is not known yet
+		Encode:    (b.Wait.Encode + s.last.Frame).Microseconds(), // the previous frame's time: its own is unknown yet
 		Consumer:  s.last.Took.Microseconds(),
 		Quota:     o.quota.Microseconds(),
 	}
@@ -160,7 +166,7 @@ func (s *sender) fetched(o *outgoing, describe func(*fetch.Batch, waitMetadata) 
 	return err
 }
 
-// batch sends one batch, which it takes over.
+// batch prepares and sends one batch that belongs to no stream. It takes ownership of b.
 func (s *sender) batch(b *schema.Batch, metadata any) error {
 	o, err := s.wire.Prepare(b, nil)
 	if err != nil {
@@ -169,7 +175,7 @@ func (s *sender) batch(b *schema.Batch, metadata any) error {
 	return s.send(&o, metadata)
 }
 
-// send sends a batch that is ready, which it takes over.
+// send sends a prepared batch and counts it. It takes ownership of o, also if it fails.
 func (s *sender) send(o *wire.Outgoing, metadata any) error {
 	var err error
 	s.last, err = s.wire.Send(o, metadata)

@@ -7,24 +7,28 @@ import (
 	"sync/atomic"
 )
 
-// SentStats is what another node was sent by way of this one, since the server was made.
+// SentStats counts the blobs that one other node has read through this node since the
+// server was created.
 type SentStats struct {
 	Node    string `json:"node"`
 	Blobs   int64  `json:"blobs"`
 	Bytes   int64  `json:"bytes"`
-	Refused int64  `json:"refused"` // asks that could not be answered with a blob
+	Refused int64  `json:"refused"` // requests that were answered without a blob
 }
 
-// maxRequesters is how many nodes are counted by name. Bytes to other clients are counted
-// to the node "".
+// maxRequesters bounds the nodes that are counted by name. A cluster is far smaller. The
+// bound exists because without a cluster key any client may announce any node name. Further
+// names share the counters of the node "".
 const maxRequesters = 4096
 
-// sentToPeers counts what other nodes were sent.
+// sentToPeers counts the answers to each other node. It is safe for concurrent use. Its
+// zero value is empty.
 type sentToPeers struct {
 	mu     sync.Mutex
 	byNode map[string]*sentTo // guarded by mu
 }
 
+// sentTo has the counters of one node. Connections of that node share them.
 type sentTo struct{ blobs, bytes, refused atomic.Int64 }
 
 func (t *sentTo) add(blobs, bytes, refused int64) {
@@ -33,7 +37,8 @@ func (t *sentTo) add(blobs, bytes, refused int64) {
 	t.refused.Add(refused)
 }
 
-// to returns the counters of a node.
+// to returns the counters of a node, which it creates on first use. The result stays valid
+// for the life of the server.
 func (l *sentToPeers) to(node string) *sentTo {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -51,7 +56,7 @@ func (l *sentToPeers) to(node string) *sentTo {
 	return t
 }
 
-// SentToPeers is what each other node was sent by way of this one, by name.
+// SentToPeers returns the counters of each other node, sorted by name. The slice is a copy.
 func (s *Server) SentToPeers() []SentStats {
 	s.sentToPeers.mu.Lock()
 	defer s.sentToPeers.mu.Unlock()

@@ -33,54 +33,58 @@ const (
 	keepaliveAnswer = 20 * time.Second
 	// minPing is how often clients may ping the server.
 	minPing = 5 * time.Second
-	// streamWindow is what a client may send on a stream that is not being read,
-	// connWindow on all of a connection, of what is. A message that is being read
-	// may be sent whatever its length.
+	// streamWindow bounds the unread bytes of one stream, and connWindow the unread bytes
+	// of all streams of a connection. A message that is being read may exceed streamWindow:
+	// wire opens the window for it.
 	streamWindow = 128 << 10
 	connWindow   = 16 << 20
 	// maxHeaderBytes bounds the headers of a call, decompressed.
 	maxHeaderBytes = 64 << 10
-	// connectionIdle is how long a connection may be without a call.
+	// connectionIdle is how long a connection may have no call.
 	connectionIdle = 15 * time.Minute
-	// lastWords is how long Shutdown waits, after it has ended calls at the
-	// deadline, for their statuses to reach the clients.
+	// lastWords is how long Shutdown waits after it has killed the remaining calls. In this
+	// time their statuses reach the clients.
 	lastWords = time.Second
 )
 
-// Server is a Flight service over an engine, with health checks and reflection.
+// Server is a Flight service over an engine, with health checks and reflection. It is safe
+// for concurrent use. It starts goroutines only through sending, and Shutdown waits for
+// them.
 type Server struct {
-	source      *catalog.Source
-	opts        Options
-	log         *slog.Logger
-	mem         memory.Allocator // what decoding an upload takes beyond its messages
-	memory      *wire.Shares     // counts what comes in, and what is made of it
-	answers     *wire.Shares     // counts what is put together whole to be sent
-	work        *admission.Work  // bounds what works on uploads at once
-	grpc        *grpc.Server
-	health      *health.Server
-	calls       *registry
-	paces       *admission.Paces // how fast tenants are served
+	source  *catalog.Source
+	opts    Options
+	log     *slog.Logger
+	mem     memory.Allocator // memory that decoding an upload needs besides its messages
+	memory  *wire.Shares     // memory of incoming messages and of the rows made of them
+	answers *wire.Shares     // memory of answers that are built whole
+	work    *admission.Work  // CPU turns of tenants, shared with the engine
+	grpc    *grpc.Server
+	health  *health.Server
+	calls   *registry
+	paces   *admission.Paces // rate limits of tenants
+	// egress bounds the bytes to other nodes.
 	egress      *admission.Egress
 	leaving     leaving
 	started     time.Time
 	sentToPeers sentToPeers // to other nodes
 
-	requested requested // to buckets
+	// requested is the state of CountUsage for requests to buckets.
+	requested requested
 
-	handshaking  context.Context // ends when connections still in their handshake are dropped
+	handshaking  context.Context // ends when Shutdown drops unfinished handshakes
 	stopGreeting context.CancelFunc
 	identify     func(context.Context, fetch.Caller) fetch.Caller // sets the caller in tests; nil elsewhere
 
-	draining context.Context // ends when Shutdown begins; its cause is the callers' error
+	draining context.Context // ends when Shutdown begins; its cause is the error for callers
 	drain    context.CancelCauseFunc
 
-	connections wire.Count // from outside of this process
+	connections wire.Count // connections from outside of this process
 
-	sending sync.WaitGroup // every goroutine that the server started
+	sending sync.WaitGroup // all goroutines of the server
 }
 
-// New returns a server over engine, which stays the caller's to close, after
-// Shutdown.
+// New returns a server over engine. The caller closes engine after Shutdown. opts must be
+// valid: see [Options.Validate].
 func New(engine *fetch.Engine, opts Options) *Server {
 	opts.EnsureDefaults()
 	if wire.Plain() {
@@ -112,6 +116,8 @@ func New(engine *fetch.Engine, opts Options) *Server {
 		s.egress = opts.Cluster.Egress
 	}
 	s.draining, s.drain = context.WithCancelCause(context.Background())
+	// If the sources of tokens or rules become unreadable, running calls end as well: their
+	// rights cannot be checked any more.
 	opts.Sources.WhenClosed(func(why error) {
 		s.calls.kill(why, func(c *call) bool { return isFlight(c.method) || isNodes(c.method) })
 	})
@@ -151,23 +157,25 @@ type service struct {
 	*Server
 }
 
-// unimplemented has methods of RPCs that there may be one day, for those that no handler has.
+// unimplemented answers the methods of the service that no handler has. It is embedded one
+// level deeper than the handlers, so their methods take precedence.
 type unimplemented struct {
 	gen.UnimplementedFlightServiceServer
 }
 
+// service returns the handlers of s as one gRPC service.
 func (s *Server) service() *service {
 	return &service{getHandler: getHandler{s}, putHandler: putHandler{s}, exchangeHandler: exchangeHandler{s}, infoHandler: infoHandler{s}, actionHandler: actionHandler{s}, Server: s}
 }
 
-// EnforceRules ends the streams for which the rules that hold now say something else
-// than those did under which they began. It is called when the rules have changed.
+// EnforceRules ends the running calls whose rights differ under the new rules. It is called
+// when the rules have changed. A client that continues gets its new rights.
 func (s *Server) EnforceRules() {
 	s.calls.kill(catalog.ErrRules, func(c *call) bool { return !s.source.Stands(c.caller, &c.access) })
 }
 
-// Serve answers calls that come in by l, and closes it in the end. It returns
-// nil after Shutdown. It may be called for several listeners.
+// Serve answers calls on the connections of l, and closes l at the end. It returns nil
+// after Shutdown. It may be called for several listeners at once.
 func (s *Server) Serve(l net.Listener) error {
 	err := s.grpc.Serve(wire.Listen(l, s.sending.Go, s.listening()))
 	if errors.Is(err, grpc.ErrServerStopped) {
@@ -176,7 +184,7 @@ func (s *Server) Serve(l net.Listener) error {
 	return err
 }
 
-// listening says which connections the server accepts.
+// listening returns the conditions under which the server accepts a connection.
 func (s *Server) listening() wire.Listening {
 	return wire.Listening{
 		Logger: s.log, Encrypts: s.opts.Auth.Encrypts(), Plain: s.opts.PlainTransport,
@@ -184,19 +192,19 @@ func (s *Server) listening() wire.Listening {
 	}
 }
 
-// Activity is by what a server that clients use differs from one that they do not.
+// Activity counts connections from outside of this process. It shows whether clients use a
+// server.
 type Activity struct{ Open, Ended int64 }
 
-// Activity says how many connections from outside of this process are open, and how many there were.
+// Activity returns how many connections are open, and how many have ended.
 func (s *Server) Activity() Activity {
 	return Activity{Open: s.connections.Open(), Ended: s.connections.Ended()}
 }
 
-// Shutdown drains the server and stops it. Health checks say NOT_SERVING, new
-// calls are refused as UNAVAILABLE, and calls under way may finish until ctx
-// ends or DrainTimeout has passed; then they end with UNAVAILABLE. An error
-// says how many were cut off. In any case nothing of the server runs any more
-// when Shutdown returns, and its listeners are closed.
+// Shutdown drains the server and stops it. Health checks answer NOT_SERVING, and new calls
+// are refused with UNAVAILABLE. Running calls may finish until ctx ends or DrainTimeout has
+// passed; then they end with UNAVAILABLE. The error says how many calls were cut off. When
+// Shutdown returns, no goroutine of the server runs and its listeners are closed.
 func (s *Server) Shutdown(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, s.opts.DrainTimeout)
 	defer cancel()
@@ -219,8 +227,8 @@ func (s *Server) Shutdown(ctx context.Context) error {
 
 	s.stopGreeting()
 
-	// Handlers have returned or are about to, but what they sent may not have
-	// left yet: GracefulStop waits for that, and for clients that never read.
+	// Handlers have returned or soon will, but their last bytes may not have
+	// left yet. GracefulStop waits for that, also for clients that never read.
 	stopped := make(chan struct{})
 	s.sending.Go(func() {
 		s.grpc.GracefulStop()
@@ -244,26 +252,29 @@ func (s *Server) Shutdown(ctx context.Context) error {
 	return err
 }
 
-// leaving is whether a server's streams move elsewhere. It is safe for concurrent use.
+// leaving is the state of Leave. It is safe for concurrent use.
 type leaving struct {
 	mu        sync.Mutex
 	locations func() []string // nil while the server stays
-	turn      int             // of who is sent elsewhere
+	turn      int             // index of the location that the next stream gets first
 }
 
 const (
 	// maxSent bounds the locations in one answer.
 	maxSent = 4
-	// maxNamed is how many nodes are named ahead of a stream: headers are at most 8 KiB.
+	// maxNamed bounds the nodes in the header before a stream: clients accept headers of 8
+	// KiB.
 	maxNamed = 48
-	// nodesHeader is what comes ahead of a stream, with the addresses of other nodes.
+	// nodesHeader precedes a stream. It has the addresses of the other nodes.
 	nodesHeader = "bowstring-nodes"
 )
 
-// Leave has clients go on elsewhere: streams that read end at the end of the batch that is being sent, with UNAVAILABLE
-// and where to go on, and no new DoGet, DoExchange or warm begins. All else is answered as before: other nodes may read
-// what this one has, and stats says how far it is. locations returns the addresses to go on at, the best first; it must
-// not block. Return undoes it.
+// Leave makes clients continue on other nodes. A stream that reads ends after the batch
+// that is being sent, with UNAVAILABLE and the addresses to continue at. No new DoGet,
+// DoExchange or warm begins. All other calls are answered as before: other nodes may read
+// this node's blobs, and the action stats shows the progress.
+//
+// locations returns the addresses, the best first. It must not block. Return undoes Leave.
 func (s *Server) Leave(locations func() []string) {
 	s.leaving.mu.Lock()
 	s.leaving.locations = locations
@@ -271,7 +282,7 @@ func (s *Server) Leave(locations func() []string) {
 	s.health.SetServingStatus(flightService, grpc_health_v1.HealthCheckResponse_NOT_SERVING)
 }
 
-// Return has streams begin here again, after Leave.
+// Return lets streams begin here again after Leave.
 func (s *Server) Return() {
 	s.leaving.mu.Lock()
 	s.leaving.locations = nil
@@ -281,15 +292,15 @@ func (s *Server) Return() {
 	}
 }
 
-// Leaving reports whether clients are sent elsewhere.
+// Leaving reports whether the server moves its streams to other nodes.
 func (s *Server) Leaving() bool {
 	s.leaving.mu.Lock()
 	defer s.leaving.mu.Unlock()
 	return s.leaving.locations != nil
 }
 
-// movedError is the end of a stream that is to go on at another node. Clients read the addresses in the details of the
-// status, and never in its message.
+// movedError ends a stream that must continue on another node. Clients read the addresses
+// from the details of the status, and never from its message.
 type movedError struct {
 	to []string // addresses, the best first
 }
@@ -303,8 +314,8 @@ func (e *movedError) Error() string {
 // Unwrap makes every movedError an ErrUnavailable.
 func (e *movedError) Unwrap() error { return schema.ErrUnavailable }
 
-// moved is the error of a stream that is to go on elsewhere; nil if the server stays. Successive
-// streams are sent to different places first.
+// moved returns the error of a stream that must continue on another node, nil if the server
+// stays. The order of the addresses rotates, so that streams spread over the nodes.
 func (s *Server) moved() error {
 	s.leaving.mu.Lock()
 	defer s.leaving.mu.Unlock()
@@ -322,7 +333,8 @@ func (s *Server) moved() error {
 	return &movedError{to: list[:min(len(list), maxSent)]}
 }
 
-// nameNodes sends the addresses of the other nodes ahead of a stream. A client goes on at those and at no others.
+// nameNodes sends the addresses of the other nodes before a stream. A client continues only
+// at addresses that it got in this way or by the action nodes.
 func (s *Server) nameNodes(stream grpc.ServerStream) error {
 	list := s.opts.Node.Others()
 	if len(list) == 0 {
@@ -335,7 +347,8 @@ func (s *Server) nameNodes(stream grpc.ServerStream) error {
 	return nil
 }
 
-// otherNodes is the action nodes, for clients that hear of an address after their stream began.
+// otherNodes implements the action nodes. Clients call it to learn of nodes that joined
+// after their stream began.
 func (s actionHandler) otherNodes(_ context.Context, b []byte, send func([]byte) error) error {
 	if err := body(b, &struct{}{}); err != nil {
 		return err
@@ -345,16 +358,16 @@ func (s actionHandler) otherNodes(_ context.Context, b []byte, send func([]byte)
 	}{append([]string{}, s.opts.Node.Others()...)})
 }
 
-// WaitStreams waits until no DoGet runs, or ctx ends; it returns how many do.
+// WaitStreams waits until no DoGet runs or ctx ends. It returns how many run.
 func (s *Server) WaitStreams(ctx context.Context) (left int) {
 	left, _ = s.calls.wait(ctx, func(c *call) bool { return c.streaming && c.kind == "DoGet" })
 	return left
 }
 
-// ServeWithin serves calls by l from within this process. It is Serve without TLS: such a
-// connection never leaves the process. Callers have to authenticate all the same, and the
-// remote addresses of l's connections are those that limits use. It returns nil after
-// Shutdown, and closes l in the end.
+// ServeWithin serves calls from within this process. It is Serve without TLS, because such
+// a connection never leaves the process. Callers must authenticate all the same. Limits use
+// the remote addresses of l's connections. It returns nil after Shutdown, and closes l at
+// the end.
 func (s *Server) ServeWithin(l net.Listener) error {
 	which := s.listening()
 	which.Encrypts, which.Within, which.Count = false, true, nil
@@ -365,20 +378,20 @@ func (s *Server) ServeWithin(l net.Listener) error {
 	return err
 }
 
-// Authenticates reports whether callers have to say who they are.
+// Authenticates reports whether callers need credentials.
 func (s *Server) Authenticates() bool { return s.opts.Auth.Authenticates() }
 
-// Viewer is a caller that watches the server by other means than calls, such as a
-// console. It sees what the action stats would show it.
+// Viewer is a caller that watches the server without calls, such as a user of the console.
+// It sees what the action stats would show it.
 type Viewer struct {
 	server *Server
 	caller fetch.Caller
 	leave  func()
 }
 
-// NewViewer authenticates a token as a call from an address would that carries it. If the
-// server does not authenticate, the token is ignored. The caller of NewViewer calls
-// Leave.
+// NewViewer authenticates a token as if a call from the address had carried it. If the
+// server does not authenticate, the token is ignored. gone is called when the token expires
+// or is revoked. The caller of NewViewer calls Leave.
 func (s *Server) NewViewer(ctx context.Context, token string, from net.Addr, gone func(error)) (*Viewer, error) {
 	v := &Viewer{server: s, leave: func() {}}
 	d := s.opts.Auth
@@ -404,10 +417,10 @@ func (s *Server) NewViewer(ctx context.Context, token string, from net.Addr, gon
 // Name is the viewer's principal, "" if it is anonymous.
 func (v *Viewer) Name() string { return v.caller.Principal }
 
-// Leave ends the watch over the viewer's token.
+// Leave ends the watch on the viewer's token.
 func (v *Viewer) Leave() { v.leave() }
 
-// tenants are those of now, nil if there is no file of them.
+// tenants returns the current tenants, nil if the server has no file of them.
 func (s *Server) tenants() *policy.Tenants {
 	if s.opts.Tenants == nil {
 		return nil
@@ -415,12 +428,13 @@ func (s *Server) tenants() *policy.Tenants {
 	return s.opts.Tenants.Load()
 }
 
-// termsOf is what a tenant gets now.
+// termsOf returns the current limits and weight of a tenant.
 func (s *Server) termsOf(tenant string) fetch.Terms { return s.tenants().Terms(tenant) }
 
-// EnforceTenants has all that runs get what its tenant gets now. It is called when the
-// tenants have changed. Streams stay on the account under which they began: where that
-// is gone, each such account gets what the default one does until its streams end.
+// EnforceTenants applies the current limits and weights of tenants to all running streams.
+// It is called when the tenants have changed. A stream keeps the tenant under which it
+// began. If that tenant is removed, it gets what the default tenant gets until its streams
+// end.
 func (s *Server) EnforceTenants() {
 	terms := s.termsOf
 	if s.tenants() == nil {

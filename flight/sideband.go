@@ -13,21 +13,22 @@ import (
 )
 
 const (
-	// ringHeader is what a call says that has a ring: its name, a slash, and the call's number.
+	// ringHeader names a call's ring: the ring's name, a slash, and the number of the call.
 	ringHeader = "bowstring-ring"
-	// referencesHeader is what a call says besides that can do with references in place of bytes.
+	// referencesHeader is sent by clients that accept references to files instead of bytes.
 	referencesHeader = "bowstring-references"
 )
 
-// sideband returns the ring that a call has named, to be left in the end; nil if it has named none, or one that is gone:
-// then all goes by the connection.
+// sideband returns the ring that a call has named; the caller leaves it at the end. It
+// returns nil if the call has named none, or one that no longer exists. All data then uses
+// the connection.
 func (s *Server) sideband(ctx context.Context) (*shm.Sideband, error) {
 	named := metadata.ValueFromIncomingContext(ctx, ringHeader)
 	if len(named) == 0 || s.opts.Shm == nil {
 		return nil, nil //nolint:nilnil // all goes by the connection
 	}
 	wants := metadata.ValueFromIncomingContext(ctx, referencesHeader)
-	// Rights to rows and columns would not hold for a client that reads whole files.
+	// A client that reads whole files could bypass its rights to rows and columns.
 	refers := len(wants) > 0 && s.opts.Rules == nil && s.opts.Tenants == nil
 	return s.opts.Shm.Sideband(named[0], fetch.CallerFrom(ctx).Principal, refers)
 }
@@ -47,7 +48,7 @@ func (s actionHandler) shm(ctx context.Context, b []byte, send func([]byte) erro
 		Version int    `json:"version"`
 		Server  string `json:"server"`
 		Socket  string `json:"socket"`
-		UID     int    `json:"uid"` // that the socket's program has, as the kernel reports it
+		UID     int    `json:"uid"` // of the server's process; the kernel reports it to the client
 		Caller  string `json:"caller"`
 		Key     string `json:"key"`
 	}{shm.Version, local.Name(), local.Path(), os.Geteuid(), caller, hex.EncodeToString(local.Key(caller))})

@@ -22,25 +22,26 @@ type Stats struct {
 	Store   store.Stats  `json:"store"`
 	Engine  fetch.Stats  `json:"engine"`
 	Limits  Limits       `json:"limits"`
-	Streams []StreamInfo `json:"streams"` // that run, in the order they began
-	Tenants []TenantInfo `json:"tenants"` // with recent calls, by name, and last what all others did
+	Streams []StreamInfo `json:"streams"` // running streams, oldest first
+	Tenants []TenantInfo `json:"tenants"` // tenants with recent calls by name; the last entry sums the others
 	Scale   any          `json:"spill_scale,omitempty"`
-	// Objects is what was asked of buckets, by bucket; left out where nothing was.
+	// Objects counts the requests to each bucket. It is omitted if there were none.
 	Objects []object.Usage `json:"objects,omitempty"`
-	// Shm is of memory shared with clients on this node; left out where there is none.
+	// Shm describes the memory shared with clients on this node. It is omitted if there is
+	// none.
 	Shm *shm.Stats `json:"shm,omitempty"`
-	// that it is a node of: its name, the nodes that this one knows of
+	// Cluster is the state of the node's cluster: its name and the known nodes.
 	Cluster any `json:"cluster,omitempty"`
 }
 
-// ServerStats are of the server itself.
+// ServerStats are the counters of the server itself.
 type ServerStats struct {
 	Started  time.Time `json:"started"`
 	Draining bool      `json:"draining"`
 	totals
 }
 
-// Limits are those of Options that clients meet.
+// Limits are the fields of Options that clients can exceed.
 type Limits struct {
 	MaxStreams      int `json:"max_streams"`
 	MaxRequestBytes int `json:"max_request_bytes"`
@@ -49,21 +50,19 @@ type Limits struct {
 	ExchangeDepth   int `json:"exchange_depth"`
 }
 
-// totals sum up calls, those that ended and those that run.
+// totals sums calls, both ended and running ones. It is guarded by registry.mu.
 type totals struct {
 	Calls   int64 `json:"calls"`   // of any method
 	Streams int64 `json:"streams"` // DoGet, DoPut and DoExchange
 	Rows    int64 `json:"rows"`
 	Bytes   int64 `json:"bytes"`
-	// StreamNanos is how long DoGet and DoExchange have run, summed up over them:
-	// what Wait is a part of.
+	// StreamNanos is the total running time of DoGet and DoExchange. Wait is a part of it.
 	StreamNanos int64     `json:"stream_ns"`
 	Wait        WaitNanos `json:"wait_ns"`
-	Faults      int64     `json:"faults"` // samples that could not be read, in streams that went on
+	Faults      int64     `json:"faults"` // samples that could not be read in streams that continued
 }
 
-// WaitNanos say where the time of batches went, in nanoseconds, by the kinds of
-// waitMetadata.
+// WaitNanos are the waiting times of batches in nanoseconds, by the kinds of waitMetadata.
 type WaitNanos struct {
 	Store    int64 `json:"store"`
 	Spill    int64 `json:"spill"`
@@ -71,7 +70,7 @@ type WaitNanos struct {
 	Window   int64 `json:"window"`
 	Encode   int64 `json:"encode"`
 	Consumer int64 `json:"consumer"`
-	// Operators is how long streams waited for cells that were being made.
+	// Operators is how long streams waited for cells that operators were computing.
 	Operators int64 `json:"operators"`
 }
 
@@ -86,33 +85,34 @@ type StreamInfo struct {
 	Rows    int64     `json:"rows"`
 	Bytes   int64     `json:"bytes"`
 	Wait    WaitNanos `json:"wait_ns"`
-	// ProcessorNanos is the CPU time that operators took for it.
+	// ProcessorNanos is the CPU time of the stream's operators.
 	ProcessorNanos int64 `json:"processor_ns,omitempty"`
 }
 
-// TenantInfo is what was done on an account.
+// TenantInfo has the counters of one tenant, or of all tenants that have no own entry.
 type TenantInfo struct {
 	Tenant  string `json:"tenant"`           // "" if the caller named none, or for all others
-	Others  bool   `json:"others,omitempty"` // it stands for tenants that are not listed
-	Streams int    `json:"streams"`          // that run
+	Others  bool   `json:"others,omitempty"` // the sum of the tenants that are not listed
+	Streams int    `json:"streams"`          // running now
 	Calls   int64  `json:"calls"`
 	Rows    int64  `json:"rows"`
 	Bytes   int64  `json:"bytes"`
-	// StoreBytes were read from the store for it, StreamNanos is how long its streams ran,
-	// summed up, and Refused how many streams were refused at its ceiling.
+	// StoreBytes were read from the store for the tenant. StreamNanos is the total running
+	// time of its streams. Refused counts the streams that were refused at its limit.
 	StoreBytes  int64 `json:"store_bytes"`
 	StreamNanos int64 `json:"stream_ns"`
 	Refused     int64 `json:"refused"`
-	// ProcessorNanos is the CPU time that operators took for it.
+	// ProcessorNanos is the CPU time of the tenant's operators.
 	ProcessorNanos int64 `json:"processor_ns"`
 }
 
-// waits sums up where the time of a call's batches went, in nanoseconds, by the
-// kinds of waitMetadata; and the samples that could not be read.
+// waits sums the waiting times of a call's batches in nanoseconds, by the kinds of
+// waitMetadata, and the samples that could not be read. Streams add without a lock.
 type waits struct {
 	store, spill, peer, window, encode, consumer, operators, faults atomic.Int64
 }
 
+// nanos returns the times. They are not from one instant, because streams keep adding.
 func (w *waits) nanos() WaitNanos {
 	return WaitNanos{w.store.Load(), w.spill.Load(), w.peer.Load(), w.window.Load(), w.encode.Load(), w.consumer.Load(),
 		w.operators.Load()}
@@ -128,7 +128,7 @@ func (w *WaitNanos) add(o WaitNanos) {
 	w.Operators += o.Operators
 }
 
-// add counts a call in; its registry's mutex is held.
+// add adds a call. The registry's mutex is held.
 func (t *totals) add(c *call, now time.Time) {
 	t.Calls++
 	t.Rows += c.rows.Load()
@@ -144,15 +144,19 @@ func (t *totals) add(c *call, now time.Time) {
 // one may take its place. Clients may name as many tenants as they like: so few new names appear, in metrics as well,
 // and those that are there stay.
 const (
+	// maxTenants bounds the tenants that are counted by name. A tenant without a call for
+	// tenantIdle may be replaced by another. Clients may invent any number of names, and
+	// each name becomes a label of metrics. The two bounds keep the number of labels small
+	// and the labels stable.
 	maxTenants = 64
 	tenantIdle = time.Hour
 )
 
-// tenants counts by tenant, and the others together. It is guarded by registry.mu.
+// tenants counts by tenant, and all further tenants together. It is guarded by registry.mu.
 type tenants struct {
 	named  map[string]*tenantCalls
 	others TenantInfo
-	full   time.Time // until then no place becomes free
+	full   time.Time // no place becomes free before this time
 }
 
 type tenantCalls struct {
@@ -160,10 +164,11 @@ type tenantCalls struct {
 	last time.Time // when a call ended
 }
 
-// ended counts a call that ended.
+// ended counts an ended call.
 func (t *tenants) ended(c *call, now time.Time) { t.of(c.caller.Tenant, now).add(c) }
 
-// of returns the counters of a tenant that did something now: its own if there is a place, or else those of the others.
+// of returns the counters of a tenant that is active now. If there is no place for the
+// tenant, these are the counters of the others.
 func (t *tenants) of(name string, now time.Time) *TenantInfo {
 	n := t.named[name]
 	if n == nil && (len(t.named) < maxTenants || t.makeRoom(now)) {
@@ -180,6 +185,7 @@ func (t *tenants) of(name string, now time.Time) *TenantInfo {
 	return &n.TenantInfo
 }
 
+// add adds a call's counters. The registry's mutex is held.
 func (i *TenantInfo) add(c *call) {
 	i.Calls++
 	i.Rows += c.rows.Load()
@@ -191,10 +197,10 @@ func (i *TenantInfo) add(c *call) {
 	}
 }
 
-// makeRoom adds the tenant that made no call for longest to the others, if that is long enough, and reports whether it
-// did.
+// makeRoom moves the tenant with the oldest call to the others, if that call is older than
+// tenantIdle. It reports whether it did. The sum of all counters stays the same.
 func (t *tenants) makeRoom(now time.Time) bool {
-	if now.Before(t.full) { // a flood of names costs no search each
+	if now.Before(t.full) { // many new names must not cost a search each
 		return false
 	}
 	var oldest *tenantCalls
@@ -218,7 +224,7 @@ func (t *tenants) makeRoom(now time.Time) bool {
 	return true
 }
 
-// list is all tenants, with the calls that run.
+// list returns all tenants with their running calls included.
 func (t *tenants) list(running map[*call]struct{}) []TenantInfo {
 	sums, others := map[string]*TenantInfo{}, t.others
 	others.Others = true
@@ -228,7 +234,7 @@ func (t *tenants) list(running map[*call]struct{}) []TenantInfo {
 	}
 	for c := range running {
 		if !c.streamed {
-			continue // it may not have said yet who it is
+			continue // its caller may not be authenticated yet
 		}
 		to := sums[c.caller.Tenant]
 		if to == nil && len(sums) < maxTenants {
@@ -253,9 +259,9 @@ func (t *tenants) list(running map[*call]struct{}) []TenantInfo {
 	return list
 }
 
-// snapshot returns the running streams that visible accepts, in the order they began; the
-// sums over all running calls, and if all is set over ended ones, too; the tenants if all
-// is set; and whether a drain is on.
+// snapshot returns the running streams that visible accepts, oldest first, and the sums
+// over the running calls that visible accepts. If all is set, the sums include ended calls,
+// and list has the tenants. draining reports whether a drain is on.
 func (r *registry) snapshot(visible func(*call) bool,
 	all bool) (running []StreamInfo, sums totals, list []TenantInfo, draining bool) {
 	r.mu.Lock()
@@ -267,7 +273,7 @@ func (r *registry) snapshot(visible func(*call) bool,
 	running = []StreamInfo{}
 	now := time.Now()
 	for c := range r.calls {
-		if !all && !c.streaming || !visible(c) { // whose caller may not be known yet
+		if !all && !c.streaming || !visible(c) { // without a stream its caller may be unknown yet
 			continue
 		}
 		if sums.add(c, now); !all {
@@ -285,15 +291,16 @@ func (r *registry) snapshot(visible func(*call) bool,
 	return running, sums, list, r.draining != nil
 }
 
-// Stats returns the counters of all callers. It waits for no stream. It is for who runs
-// the server; callers get what the rules let them see.
+// Stats returns the counters of all callers. It waits for no stream. It is for the operator
+// of the server: callers get only what the rules permit.
 func (s *Server) Stats() Stats {
 	stored, engine := s.source.Counters()
 	return s.statsOf(stored, engine, func(*call) bool { return true }, true)
 }
 
 // statsOf returns the counters of the calls that visible accepts, and of all calls if all
-// is set.
+// is set. Without all, figures of the whole server are absent, because they reveal the work
+// of other callers.
 func (s *Server) statsOf(stored store.Stats, engine fetch.Stats, visible func(*call) bool, all bool) Stats {
 	st := Stats{
 		Store: stored, Engine: engine,
@@ -314,10 +321,10 @@ func (s *Server) statsOf(stored store.Stats, engine fetch.Stats, visible func(*c
 	return st
 }
 
-// Draining reports whether the server takes no new calls any more.
+// Draining reports whether the server refuses new calls because it is about to stop.
 func (s *Server) Draining() bool { return s.draining.Err() != nil }
 
-// stats is the action.
+// stats implements the action.
 func (s actionHandler) stats(ctx context.Context, b []byte, send func([]byte) error) error {
 	if err := body(b, &struct{}{}); err != nil {
 		return err
@@ -327,8 +334,9 @@ func (s actionHandler) stats(ctx context.Context, b []byte, send func([]byte) er
 	return sendJSON(send, s.statsOf(stored, engine, knows(cat), cat.SeesAll()))
 }
 
-// Status is Stats at a moment, taken once for several viewers: each sees the part that
-// the rules allow it at that time. It is immutable.
+// Status is Stats at one moment, taken once for several viewers. Each viewer sees the part
+// that the rules permit at the time of viewing. It is immutable. Without it, every open
+// page of the console would take the registry's mutex.
 type Status struct {
 	At    time.Time
 	stats Stats
@@ -343,32 +351,34 @@ type runningStream struct {
 	more   StreamMore
 }
 
-// StreamMore is what is known of a running stream beside StreamInfo.
+// StreamMore has the facts about a running stream that StreamInfo does not have.
 type StreamMore struct {
-	// Dataset is the one that the rules were asked about for it, "" before.
+	// Dataset is the one whose rules were checked for the stream, "" before the check.
 	Dataset string
-	// Sending is how long the connection of the stream has had bytes to send that its
-	// peer's machine had not confirmed, and Held for how long of that the peer had no
-	// room for them. Streams of one connection share it. Both are zero if the system does
+	// Sending is the time during which the connection had bytes that the client's machine
+	// had not acknowledged. Held is the part of it during which the client had no room for
+	// them. All streams of a connection have the same values. Both are 0 if the system does
 	// not report them.
 	Sending, Held time.Duration
 }
 
 // VisibleStatus is the part of a Status that a viewer may see. Its slices and maps are
-// not changed.
+// shared: the caller must not change them.
 type VisibleStatus struct {
 	At time.Time
-	// All says that the counters are those of the whole server. Otherwise they are those
-	// of the viewer's streams, and the engine's and the store's are zero.
+	// All is set if the counters are those of the whole server. Otherwise they are those of
+	// the visible streams, and the counters of the engine and the store are zero.
 	All bool
 	Stats
 	More []StreamMore // of Streams, in their order
 }
 
-// Status takes a Status of the server. It waits for no stream.
+// Status returns the current Status. It waits for no stream.
 func (s *Server) Status() *Status {
 	l := &Status{At: time.Now(), stats: s.Stats()}
 	l.stats.Streams, l.calls = s.calls.running(l.stats.Streams)
+	// The times of a connection cost a system call. They are read after the registry's
+	// mutex was released, and once for all streams of the connection.
 	links := map[*wire.Conn]StreamMore{}
 	for i := range l.calls {
 		c := &l.calls[i]
@@ -386,7 +396,8 @@ func (s *Server) Status() *Status {
 	return l
 }
 
-// running drops ended streams from a list, and returns what else is known of the others.
+// running removes ended streams from a list, and returns the further facts about the
+// others.
 func (r *registry) running(list []StreamInfo) ([]StreamInfo, []runningStream) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -406,7 +417,7 @@ func (r *registry) running(list []StreamInfo) ([]StreamInfo, []runningStream) {
 	return list, found
 }
 
-// All returns everything. It is for the operator of the server.
+// All returns the whole Status. It is for the operator of the server.
 func (l *Status) All() VisibleStatus {
 	sight := VisibleStatus{At: l.At, All: true, Stats: l.stats, More: make([]StreamMore, len(l.calls))}
 	for i := range l.calls {
@@ -415,9 +426,9 @@ func (l *Status) All() VisibleStatus {
 	return sight
 }
 
-// Visible returns the part of a Status that the viewer may see by the rules that hold
-// now: all of it with the right admin on the server, and otherwise its own streams and
-// those on datasets on which it has that right, as the action stats would show it.
+// Visible returns the part of a Status that the viewer may see by the current rules. With
+// the right admin on the server that is all of it. Otherwise it is the viewer's own streams
+// and those on datasets for which it has that right, as in the action stats.
 func (v *Viewer) Visible(l *Status) VisibleStatus {
 	cat := v.server.source.For(v.caller, nil)
 	if cat.SeesAll() {

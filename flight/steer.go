@@ -10,23 +10,25 @@ import (
 	"bowstring/schema"
 )
 
-// runInfo is the JSON of a run.
+// runInfo is the JSON of a run: a mixture whose weights can change while streams read it.
 type runInfo struct {
 	Dataset string `json:"dataset"`
 	Run     string `json:"run"`
 	Owner   string `json:"owner,omitempty"`
-	// Step is the one from which on weights were changed by this call.
+	// Step is the first step with the weights of this call. Only the action steer sets it.
 	Step    *int64    `json:"step,omitempty"`
 	Settled int64     `json:"settled"`
 	Sources []runPart `json:"sources"`
-	// Changes are those that weights have gone through, or will: of the schedule, and from outside.
+	// Changes are all changes of weights, past and future. They include those of the
+	// schedule and those of the action steer.
 	Changes []schema.MixtureChange `json:"changes"`
 	Steered []steerInfo            `json:"steered"`
 	Created time.Time              `json:"created"`
 	Expires time.Time              `json:"expires"`
 }
 
-// runPart is a source of a run, with the weight that it began with.
+// runPart is a source of a run, with its initial weight. Groups of sources are listed
+// before their members and have no dataset.
 type runPart struct {
 	Name     string   `json:"name"`
 	Dataset  string   `json:"dataset,omitempty"`
@@ -34,13 +36,14 @@ type runPart struct {
 	Weight   *float64 `json:"weight"`
 }
 
-// steerInfo is a change from outside.
+// steerInfo is a change by the action steer, with the caller and the time.
 type steerInfo struct {
 	schema.MixtureChange
 	By string    `json:"by,omitempty"`
 	At time.Time `json:"at"`
 }
 
+// runInfoOf returns the JSON of a run. Its lists are never nil, so that JSON has lists.
 func runInfoOf(run *store.Run) (runInfo, error) {
 	mixture, err := resolve.MixtureOf(run)
 	if err != nil {
@@ -64,7 +67,8 @@ func runInfoOf(run *store.Run) (runInfo, error) {
 	return info, nil
 }
 
-// steer changes the weights of a run while it goes on.
+// steer implements the action: it changes the weights of a run while streams read it.
+// Without from_step the catalog chooses the first step that no stream may have served.
 func (s actionHandler) steer(ctx context.Context, b []byte, send func([]byte) error) error {
 	var req struct {
 		Dataset string             `json:"dataset"`
@@ -96,7 +100,7 @@ func (s actionHandler) steer(ctx context.Context, b []byte, send func([]byte) er
 	return sendJSON(send, info)
 }
 
-// runs lists the runs that are kept beside a dataset.
+// runs implements the action: it lists the runs that are stored with a dataset.
 func (s actionHandler) runs(ctx context.Context, b []byte, send func([]byte) error) error {
 	var req struct {
 		Dataset string `json:"dataset"`

@@ -12,19 +12,22 @@ import (
 )
 
 const (
-	// messageCost is about what a decoded message takes in memory beside its texts, and textCost what one of its texts
-	// or bytes fields does, in bytes. Two bytes of protobuf can be either.
+	// messageCost is about the memory of a decoded message without its texts, in bytes.
+	// textCost is the memory of one text or bytes field besides its content. Two bytes of
+	// protobuf can encode either, so the length of the input alone bounds nothing.
 	messageCost = 160
 	textCost    = 64
-	// unknownCost is what a byte of a field takes that is kept as it is: it is in a buffer that grows by a quarter, and
-	// all that the buffer was before is memory until it is collected.
+	// unknownCost is the memory for each byte of a field that is kept undecoded. Its buffer
+	// grows by a quarter at a time, and every earlier buffer is garbage until it is
+	// collected.
 	unknownCost = 8
 	// maxNesting bounds the depth of nested messages.
 	maxNesting = 16
 )
 
-// unmarshal decodes a protobuf in the body of an action. Its memory is charged to the
-// caller's account before it is decoded, until the call ends.
+// unmarshal decodes a protobuf in the body of an action. It reserves the memory for the
+// caller's address before decoding, until the call ends. A small body can decode into a
+// message many times its size.
 func (s *Server) unmarshal(ctx context.Context, b []byte, m proto.Message) error {
 	about := m.ProtoReflect().Descriptor()
 	cost, err := decodedCost(b, about, 0)
@@ -42,7 +45,8 @@ func (s *Server) unmarshal(ctx context.Context, b []byte, m proto.Message) error
 	return nil
 }
 
-// decodedCost is what a message takes once it is decoded, in bytes. It allocates nothing.
+// decodedCost returns the memory of a decoded message in bytes. It only walks the wire
+// format: it allocates nothing.
 func decodedCost(b []byte, about protoreflect.MessageDescriptor, depth int) (int64, error) {
 	if depth > maxNesting {
 		return 0, fmt.Errorf("messages are nested %d deep", depth)
@@ -61,7 +65,7 @@ func decodedCost(b []byte, about protoreflect.MessageDescriptor, depth int) (int
 		field := about.Fields().ByNumber(number)
 		switch {
 		case field == nil || !delimited(field) || kind != protowire.BytesType:
-			// A number, or what is kept as it is: no field has that number, or it is of another type, such as a group.
+			// A number, or bytes that are kept undecoded: the field is unknown or has another type.
 			cost += unknownCost * int64(n+protowire.SizeTag(number))
 		case field.Message() != nil:
 			inner, _ := protowire.ConsumeBytes(value)
@@ -77,7 +81,7 @@ func decodedCost(b []byte, about protoreflect.MessageDescriptor, depth int) (int
 	return cost, nil
 }
 
-// delimited reports whether a field is written with its length before it: a message, a text or bytes.
+// delimited reports whether a field has a length prefix: a message, a text or bytes.
 func delimited(field protoreflect.FieldDescriptor) bool {
 	switch field.Kind() {
 	case protoreflect.MessageKind, protoreflect.StringKind, protoreflect.BytesKind:

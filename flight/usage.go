@@ -12,8 +12,8 @@ import (
 	"bowstring/schema"
 )
 
-// CountUsage counts what the streams that run have used so far; those that end are
-// counted as they do. It is called before what was counted is written.
+// CountUsage adds to the book what the running streams have used so far. Streams that end
+// are added at their end. It is called before the book is written or read.
 func (s *Server) CountUsage() {
 	s.countRequests()
 	s.calls.mu.Lock()
@@ -26,7 +26,8 @@ func (s *Server) CountUsage() {
 	}
 }
 
-// countRequests counts what tenants have asked of buckets since it was counted last.
+// countRequests adds to the book the requests to buckets since the last call. Requests have
+// no dataset, so they are booked under usage.Buckets.
 func (s *Server) countRequests() {
 	if s.opts.Requests == nil || s.opts.Usage == nil {
 		return
@@ -48,7 +49,7 @@ func (s *Server) countRequests() {
 	s.requested.counted = now
 }
 
-// requested is what was counted of the requests to buckets.
+// requested is the state of countRequests: the totals that the book already has.
 type requested struct {
 	mu      sync.Mutex
 	counted map[string]usage.Amount // by tenant; guarded by mu
@@ -62,8 +63,8 @@ type usageRequest struct {
 	Until   string `json:"until"`
 }
 
-// usage is the action. A caller learns what its own tenant has used, of the datasets that
-// exist for it; who has the right admin to the server, of all.
+// usage implements the action. A caller gets the usage of its own tenant, for the datasets
+// that exist for it. A caller with the right admin on the server gets all of it.
 func (s actionHandler) usage(ctx context.Context, b []byte, send func([]byte) error) error {
 	var req usageRequest
 	if err := body(b, &req); err != nil {
@@ -87,6 +88,7 @@ func (s actionHandler) usage(ctx context.Context, b []byte, send func([]byte) er
 		}
 		f.Tenant = tenant
 	}
+	// The book can be large, and filtering needs it in memory.
 	release, err := s.reserveAnswer(ctx, min(s.opts.Usage.Bytes(), s.answers.Most()))
 	if err != nil {
 		return fmt.Errorf("reading what was used: %w", err)

@@ -15,7 +15,7 @@ import (
 	"bowstring/schema"
 )
 
-// warmNode is how far a node of a cluster is with its part of a warm.
+// warmNode is the progress of one node with its part of a job.
 type warmNode struct {
 	Node   string `json:"node"`
 	There  int64  `json:"there"`
@@ -24,27 +24,29 @@ type warmNode struct {
 	Failed int64  `json:"failed"`
 	Full   bool   `json:"full"`
 	Done   bool   `json:"done"`
-	Error  string `json:"error,omitempty"` // why it has not brought its part
-	seen   int64
+	Error  string `json:"error,omitempty"` // why the node has ended early
+	seen   int64  // rows whose blobs the node has examined; 0 before its first report
 }
 
-// warmProgress is a result of the action warm: sums over the nodes, and how far each is, where there are several.
+// warmProgress is a result of the action warm: sums over all nodes, and the progress of
+// each node if there are several.
 type warmProgress struct {
 	fetch.WarmProgress
 	Nodes []*warmNode `json:"nodes,omitempty"`
 }
 
-// warming is a warm of all nodes. It is safe for concurrent use.
+// warming is the state of a warm on all nodes. It is safe for concurrent use.
 type warming struct {
 	node string // this one
 	send func([]byte) error
 	mu   sync.Mutex
-	own  fetch.WarmProgress // of this node
-	all  warmProgress       // Nodes are by name, this one among them once another one is
+	own  fetch.WarmProgress // of this node; guarded by mu
+	all  warmProgress       // its Nodes are empty until another node reports; guarded by mu
 }
 
-// warmAll has this node and all others bring their parts of a job. It ends with the call, that is, also when its client
-// goes away; and when the server is to stop, for the jobs that it is done for will not come here.
+// warmAll makes this node and all others read their parts of a job into their spills. It
+// ends with the call, so also when the client goes away. It ends when the server drains,
+// too: the jobs that need the data will run elsewhere.
 func (s actionHandler) warmAll(ctx context.Context, cat *catalog.Catalog, job *fetch.Job, send func([]byte) error) error {
 	if err := s.moved(); err != nil {
 		return err
@@ -64,7 +66,7 @@ func (s actionHandler) warmAll(ctx context.Context, cat *catalog.Catalog, job *f
 		}
 	}
 	var others sync.WaitGroup
-	// Others know no rules: what the caller may not see he does not have them bring.
+	// Other nodes do not check rules. A restricted request would make them read hidden rows.
 	if c := s.opts.Cluster; c != nil && c.WarmOthers != nil && !job.Request().Restricted() {
 		tenant := fetch.CallerFrom(ctx).Tenant
 		others.Go(func() {
@@ -84,7 +86,7 @@ func (s actionHandler) warmAll(ctx context.Context, cat *catalog.Catalog, job *f
 	return w.here(w.own, true)
 }
 
-// node is this node's name, "" of none.
+// node returns this node's name, "" outside of a cluster.
 func (s *Server) node() string {
 	if s.opts.Cluster == nil {
 		return ""
@@ -92,7 +94,8 @@ func (s *Server) node() string {
 	return s.opts.Cluster.Node
 }
 
-// here takes in how far this node is, and says how far all are; over, that they have ended.
+// here stores this node's progress and sends the sums. over is set when all nodes have
+// ended.
 func (w *warming) here(p fetch.WarmProgress, over bool) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -100,7 +103,8 @@ func (w *warming) here(p fetch.WarmProgress, over bool) error {
 	return w.sendLocked(over)
 }
 
-// other takes in what another node says, or why it says nothing more.
+// other stores the report of another node, or the reason why it reports no more, and sends
+// the sums. A failed node does not fail the warm.
 func (w *warming) other(name string, said []byte, failed error) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -117,12 +121,13 @@ func (w *warming) other(name string, said []byte, failed error) error {
 	return w.sendLocked(false)
 }
 
-// take takes in how far the node is.
+// take replaces the node's progress. It clears an earlier error.
 func (n *warmNode) take(p fetch.WarmProgress) {
 	*n = warmNode{Node: n.Node, There: p.There, Stored: p.Stored, Bytes: p.Bytes, Failed: p.Failed, Full: p.Full,
 		Done: p.Done, seen: p.Seen}
 }
 
+// nodeLocked returns the entry of a node, which it adds if necessary.
 func (w *warming) nodeLocked(name string) *warmNode {
 	at := slices.IndexFunc(w.all.Nodes, func(n *warmNode) bool { return n.Node == name })
 	if at < 0 {
@@ -132,6 +137,8 @@ func (w *warming) nodeLocked(name string) *warmNode {
 	return w.all.Nodes[at]
 }
 
+// sendLocked sends the sums over all nodes. Seen is the minimum over the nodes and not
+// their sum: every node passes over all rows.
 func (w *warming) sendLocked(over bool) error {
 	sum := w.own
 	if len(w.all.Nodes) > 0 {
@@ -153,7 +160,8 @@ func (w *warming) sendLocked(over bool) error {
 	return sendJSON(w.send, w.all)
 }
 
-// warmFor brings this node's part of what another node was asked to warm.
+// warmFor reads this node's part of a job that another node was asked to warm. The other
+// node has checked the caller's rights; this one acts with the rights of nodes.
 func (s *Server) warmFor(ctx context.Context, conn *peer.Conn) error {
 	_, _, stopped, err := s.meet(ctx, conn, peer.WarmMethod)
 	if err != nil {
@@ -192,7 +200,7 @@ func (s *Server) warmFor(ctx context.Context, conn *peer.Conn) error {
 	var listening sync.WaitGroup
 	defer listening.Wait()
 	defer conn.Interrupt()
-	listening.Go(func() { // the other node says nothing more, until it goes
+	listening.Go(func() { // the other node sends nothing more; the end of the stream shows that it left
 		for {
 			if _, err := conn.Receive(0); err != nil {
 				if !errors.Is(err, io.EOF) {
