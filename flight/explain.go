@@ -31,8 +31,7 @@ type explainRequest struct {
 }
 
 const (
-	// The first three bounds exclude values whose products would overflow; no real job is
-	// near them.
+	// Bounds of the fields of a request.
 	maxPaceMS = 24 * 3600 * 1000
 	maxEpochs = 1<<31 - 1
 	maxNodes  = 65536

@@ -460,7 +460,8 @@ func (l *answering) send(ctx context.Context) error {
 }
 
 // bill counts answers before they are sent: the bytes to the node, and the store reads of
-// each tenant. Bytes of blobs that this node held for a handover count separately.
+// each tenant. Blobs of which this node is a previous owner count separately: they come
+// from its cache while it leaves.
 func (l *answering) bill(answers []fetch.Answer) {
 	var blobs, bytes, handed, handedBytes int64
 	for i := range answers {
