@@ -12,7 +12,8 @@ import (
 	"bowstring/schema"
 )
 
-// AlterCmd is bowstring alter.
+// AlterCmd is bowstring alter. It has two forms: with FILE it uploads rows by key, and
+// without FILE it changes columns or deletes rows by an expression, in one action.
 type AlterCmd struct {
 	Dataset string `arg:"" help:"Dataset to alter; its newest snapshot stays, and a new one is made."`
 	File    string `arg:"" optional:"" help:"Table of rows by key: .csv, .tsv, .jsonl or .parquet. Its columns are added, or change those that there are; a cell without a value makes null."`
@@ -27,7 +28,7 @@ type AlterCmd struct {
 	JSON         bool              `name:"json" help:"Print the result as a JSON object."`
 }
 
-// alterBody is the body of the action alter.
+// alterBody is the body of the alter action. Its JSON is part of the protocol.
 type alterBody struct {
 	Dataset       string            `json:"dataset"`
 	DropColumns   []string          `json:"drop_columns,omitempty"`
@@ -35,7 +36,8 @@ type alterBody struct {
 	DeleteWhere   string            `json:"delete_where,omitempty"`
 }
 
-// altered is the output of an alteration.
+// altered is the result of an alteration, of both forms. Its JSON is what --json prints
+// and what the alter action returns.
 type altered struct {
 	Dataset  string   `json:"dataset"`
 	Snapshot int64    `json:"snapshot"`
@@ -47,7 +49,7 @@ type altered struct {
 	Notes    []string `json:"notes,omitempty"`
 }
 
-// Run alters.
+// Run makes a new snapshot with the changes and prints it. The old snapshot stays.
 func (c *AlterCmd) Run(ctx context.Context, app *App) error {
 	if err := c.check(); err != nil {
 		return err
@@ -68,7 +70,8 @@ func (c *AlterCmd) Run(ctx context.Context, app *App) error {
 	return out.print(app)
 }
 
-// check looks at what goes together.
+// check returns a usage error for flags that exclude each other. kong checks each flag
+// alone. A flag that had no effect would let the user believe that rows were changed.
 func (c *AlterCmd) check() error {
 	if err := schema.CheckName("dataset", c.Dataset); err != nil {
 		return usageError{err.Error()}
@@ -88,12 +91,16 @@ func (c *AlterCmd) check() error {
 	return nil
 }
 
-// byRows merges the rows of the file, or deletes the samples that they name.
+// byRows merges the rows of the file into the dataset. With --delete it deletes the
+// samples with the keys of the file instead. On an error the dataset is unchanged,
+// because only finish commits the upload.
 func (c *AlterCmd) byRows(ctx context.Context, app *App) (out altered, err error) {
 	client, err := app.connect(ctx, false)
 	if err != nil {
 		return out, err
 	}
+	// After beginUpload the upload owns the client and closes it. Before, this function
+	// does.
 	owned := false
 	defer func() {
 		if !owned {
@@ -104,6 +111,8 @@ func (c *AlterCmd) byRows(ctx context.Context, app *App) (out altered, err error
 	if err != nil {
 		return out, err
 	}
+	// Text columns of the dataset are read as text. Otherwise a CSV column of zip codes
+	// would become integers, and lose its zeros.
 	text := []string{schema.IDColumn, schema.SplitColumn}
 	for _, column := range now.Columns {
 		if column.Kind == "metadata" && (column.Type == "utf8" || column.Type == "large_utf8") {
@@ -135,6 +144,7 @@ func (c *AlterCmd) byRows(ctx context.Context, app *App) (out altered, err error
 	return altered{r.Dataset, r.Snapshot, r.Changed, r.Matched, r.Inserted, r.Ignored, r.Deleted, end.notes}, err
 }
 
+// print prints one line with the counts above zero, and one line for each note.
 func (a *altered) print(app *App) error {
 	var b strings.Builder
 	if a.Changed {

@@ -8,7 +8,7 @@ import (
 	"bowstring/fetch"
 )
 
-// ApplyCmd is bowstring apply.
+// ApplyCmd is bowstring apply, which is hidden: only the Python package calls it.
 type ApplyCmd struct{}
 
 // Help is shown below the summary.
@@ -17,7 +17,7 @@ func (*ApplyCmd) Help() string {
 Python package starts it for streams whose operators run at the client.`
 }
 
-// Run makes what the standard input asks for, until it ends.
+// Run makes the cells that the standard input requests, until the input ends.
 func (*ApplyCmd) Run(ctx context.Context, app *App) error {
 	return apply.Run(ctx, os.Stdin, app.Stdout, apply.Options{Kinds: fetch.OperatorKinds(), Logger: app.Log})
 }

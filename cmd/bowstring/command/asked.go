@@ -10,10 +10,12 @@ import (
 	"bowstring/fetch/object"
 )
 
-// askedOfBuckets counts what a command asks of buckets. The zero value counts from its first use on.
+// askedOfBuckets counts the requests of a command to buckets. The zero value is ready. It
+// belongs to the goroutine of the command; what of returns is safe for concurrent use.
 type askedOfBuckets struct{ requests *object.Requests }
 
-// of is what counts and paces.
+// of returns the counters, which also limit the rate of the requests. All buckets of a
+// command share them, so that a limit holds for all of them together.
 func (a *askedOfBuckets) of() *object.Requests {
 	if a.requests == nil {
 		a.requests = object.NewRequests(object.RequestsOptions{})
@@ -21,20 +23,21 @@ func (a *askedOfBuckets) of() *object.Requests {
 	return a.requests
 }
 
-// open opens a bucket whose requests are counted.
+// open opens a bucket whose requests are counted. The caller closes the bucket.
 func (a *askedOfBuckets) open(ctx context.Context, url string) (object.Bucket, error) {
 	return object.Open(ctx, url, object.Options{Requests: a.of()})
 }
 
-// bucketAsked is what a command has asked of a bucket.
+// bucketAsked is the requests of a command to a bucket, for --json.
 type bucketAsked struct {
 	Bucket string `json:"bucket"`
 	object.Counts
-	Cost   object.Bill `json:"cost_usd"` // by list prices, with bytes that stay in the region
+	Cost   object.Bill `json:"cost_usd"` // by list prices, if the bytes stay in the region
 	Priced string      `json:"priced,omitempty"`
 }
 
-// list is what was asked of each bucket. Directories are left out.
+// list returns the requests to each bucket. Directories are left out, because they cost
+// nothing, and buckets without a request as well.
 func (a *askedOfBuckets) list() (list []bucketAsked) {
 	if a.requests == nil {
 		return nil
@@ -48,7 +51,7 @@ func (a *askedOfBuckets) list() (list []bucketAsked) {
 	return list
 }
 
-// String says it to people.
+// String returns the requests as a line for people.
 func (b *bucketAsked) String() string {
 	var kinds []string
 	for _, k := range object.Kinds() {

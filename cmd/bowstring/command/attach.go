@@ -16,7 +16,9 @@ import (
 	"bowstring/fetch/store/cql"
 )
 
-// AttachCmd is bowstring attach.
+// AttachCmd is bowstring attach. Run chooses between the two kinds of data: a table in
+// the cluster of the store, or objects in a bucket or directory. See attachObjects for
+// the latter.
 type AttachCmd struct {
 	From    string `arg:"" name:"url" help:"URL of the data: s3://BUCKET/PREFIX, gs://, az://, https://, file:// or a directory; or KEYSPACE.TABLE of the cluster that the store is in. With --update, the dataset."`
 	Dataset string `arg:"" optional:"" help:"Name of the dataset (default: the last part of URL, without an extension)."`
@@ -49,9 +51,12 @@ Of a table the primary key is one uuid, and the store must be in the same cluste
 to it come in with --mode append --skip-existing.`
 }
 
+// tableName is KEYSPACE.TABLE. Cassandra limits names to 48 word characters.
 var tableName = regexp.MustCompile(`^[A-Za-z0-9_]{1,48}\.[A-Za-z0-9_]{1,48}$`)
 
-// isTable reports whether the arguments name a table of the store's cluster, in either order.
+// isTable reports whether the arguments name a table of the store's cluster. Users write
+// the table first or second; isTable swaps the arguments if needed. Only a store in a
+// cluster can have tables in place, and a slash never occurs in a table's name.
 func (c *AttachCmd) isTable(addr string) bool {
 	if !cql.IsURI(addr) || object.IsURL(c.From) || strings.ContainsRune(c.From, '/') || c.Update {
 		return false
@@ -63,7 +68,7 @@ func (c *AttachCmd) isTable(addr string) bool {
 	return tableName.MatchString(c.From)
 }
 
-// Run attaches what the arguments name.
+// Run attaches the data that the arguments name.
 func (c *AttachCmd) Run(ctx context.Context, app *App) error {
 	addr, err := app.ownStore("attach")
 	if err != nil {
@@ -83,15 +88,18 @@ func (c *AttachCmd) Run(ctx context.Context, app *App) error {
 	return errors.Join(err, store.Close())
 }
 
+// attach attaches a table and prints the result. The blobs stay in the table.
 func (c *AttachCmd) attach(ctx context.Context, app *App, store *cql.Store) error {
-	bar := app.progress("", 1000, "‰") // of the table: how many rows it has is not known
+	// The bar shows thousandths of the token range, because the number of rows is
+	// unknown.
+	bar := app.progress("", 1000, "‰")
 	snap, report, err := store.Attach(ctx, cql.AttachOptions{
 		Dataset: cmp.Or(c.Dataset, c.From[strings.IndexByte(c.From, '.')+1:]), Data: c.From, Metadata: c.Metadata, Columns: c.Columns,
 		Split: c.Split, SplitColumn: c.SplitColumn, Media: c.Media,
 		Append: c.Mode == "append", Replace: c.Mode == "replace", SkipExisting: c.SkipExisting, Workers: c.Workers,
 		Progress: func(r cql.AttachReport) {
 			bar.Describe(fmt.Sprintf("%s, %s", plural(r.Rows, "row"), humanize.IBytes(uint64(r.Bytes))))
-			_ = bar.Set(int(r.Done * 1000)) // a bar that cannot be drawn stops nothing
+			_ = bar.Set(int(r.Done * 1000)) // an error of the bar stops nothing
 		},
 	})
 	_ = bar.Finish()

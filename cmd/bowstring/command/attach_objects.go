@@ -31,8 +31,12 @@ import (
 	"bowstring/schema"
 )
 
-// reading is what rows depend on besides the objects. Sets keep it as JSON: an update reads as the attachment before did,
-// and what was read otherwise is read again.
+// reading is what the rows depend on besides the objects. An object set stores it as
+// JSON. An update reads in the same way as the attachment before. Rows that were read in
+// another way cannot be kept and are read again.
+//
+// The JSON is compared as text. A new field therefore needs omitempty, or all datasets
+// would be read again after an upgrade.
 type reading struct {
 	URL         string            `json:"url"`
 	Format      string            `json:"format"`
@@ -50,14 +54,16 @@ type reading struct {
 	Lazy        bool              `json:"lazy,omitempty"`
 }
 
+// reading returns the JSON of how this command reads.
 func (c *AttachCmd) reading(format string) string {
 	r := reading{c.From, format, c.Split, c.PathColumn, c.Columns, c.LeaveOut, c.Text, c.Spread, c.AsMetadata, c.Tokens,
 		c.CountTokens, c.Verify, c.Limit, c.Lazy}
-	text, _ := json.Marshal(r) // it is made of texts and numbers
+	text, _ := json.Marshal(r) // cannot fail: texts and numbers only
 	return string(text)
 }
 
-// resume takes the flags of the attachment before.
+// resume sets the flags to those of the attachment before. Lazy is not among them: see
+// readAsBefore.
 func (c *AttachCmd) resume(text string) error {
 	var r reading
 	if err := json.Unmarshal([]byte(text), &r); err != nil {
@@ -71,8 +77,9 @@ func (c *AttachCmd) resume(text string) error {
 	return nil
 }
 
-// readAsBefore has what was attached of the same URL before be attached in the same way, unless a flag says otherwise. An
-// update that proves what was attached without being read keeps its rows, and reads what has no checksum by then.
+// readAsBefore chooses --lazy or --prove as the attachment of the same URL before did,
+// unless a flag says otherwise. An update with --prove of a lazy dataset keeps its rows,
+// and then reads the blobs that have no checksum.
 func (a *attachment) readAsBefore() {
 	c := a.cmd
 	for _, b := range a.sets {
@@ -87,8 +94,9 @@ func (a *attachment) readAsBefore() {
 	}
 }
 
-// An attachment is lazy by itself if reading takes lazySeconds, and lazyTimes as long as
-// walking. The speed of a machine is a rule of thumb.
+// lazySeconds and lazyTimes decide whether an attachment is lazy by default. It is, if
+// reading takes more than 10 minutes and more than 10 times as long as walking the headers.
+// The other two are the speed of a machine, as a rule of thumb: bytes and requests a second.
 const (
 	lazySeconds    = 600
 	lazyTimes      = 10
@@ -96,7 +104,8 @@ const (
 	requestsSecond = 3000
 )
 
-// decide says whether blobs are not read.
+// decide returns whether blobs are not read. --lazy or --prove decides. Without both, the
+// estimated time does, and the result is set in Lazy.
 func (c *AttachCmd) decide(e source.Estimate) bool {
 	if !c.Lazy && !c.Prove {
 		took := func(t source.Toll) float64 { return float64(t.Requests)/requestsSecond + float64(t.Bytes)/bytesASecond }
@@ -105,7 +114,9 @@ func (c *AttachCmd) decide(e source.Estimate) bool {
 	return c.Lazy
 }
 
-// place writes the location of the data as the URL of a bucket with a prefix.
+// place makes From the URL of a bucket with a prefix. A directory becomes a file:// URL
+// with an absolute path, so that an update works from any working directory. A pattern
+// names no file itself and is not checked here.
 func (c *AttachCmd) place() error {
 	if object.IsURL(c.From) {
 		_, _, err := object.SplitURL(c.From)
@@ -123,10 +134,12 @@ func (c *AttachCmd) place() error {
 	return nil
 }
 
-// attachGC is the percentage by which the heap of an attachment may grow between two collections.
+// attachGC is the percentage by which the heap of an attachment may grow between two
+// garbage collections. Go's default is 100.
 const attachGC = 25
 
-// attachObjects attaches the data of a bucket or a directory.
+// attachObjects attaches the data of a bucket or a directory. With --update and no URL it
+// takes the URL and flags from the dataset's object sets.
 func (c *AttachCmd) attachObjects(ctx context.Context, app *App, addr string) (err error) {
 	for name, set := range map[string]bool{"metadata": c.Metadata != "", "split-column": c.SplitColumn != "",
 		"media": c.Media != "", "skip-existing": c.SkipExisting} {
@@ -134,7 +147,8 @@ func (c *AttachCmd) attachObjects(ctx context.Context, app *App, addr string) (e
 			return usagef("--%s is of tables in Scylla or Cassandra", name)
 		}
 	}
-	// Most of the memory is lists that stay; it costs little to look for what is free in it more often.
+	// Most of the memory is lists that stay until the end. The default would double the
+	// process for them, and more frequent collections cost little.
 	defer debug.SetGCPercent(debug.SetGCPercent(attachGC))
 	if c.Lazy && c.Prove {
 		return usagef("--lazy and --prove exclude each other: one reads no blob, the other all")
@@ -146,6 +160,7 @@ func (c *AttachCmd) attachObjects(ctx context.Context, app *App, addr string) (e
 		}
 		c.Mode, c.Dataset = "replace", cmp.Or(c.Dataset, c.From)
 	}
+	// If only the dataset is named, From is its name until resume has the URL.
 	if known {
 		if err := c.place(); err != nil {
 			return err
@@ -175,7 +190,8 @@ func (c *AttachCmd) attachObjects(ctx context.Context, app *App, addr string) (e
 	return a.run(ctx, app)
 }
 
-// lastPart is the last part of a URL's path, or its bucket.
+// lastPart returns the last part of a URL's path, or else its bucket. It is the default
+// name of the dataset.
 func lastPart(from string) string {
 	if bucket, prefix, err := object.SplitURL(from); err == nil {
 		if prefix = strings.Trim(prefix, "/"); prefix != "" {
@@ -187,25 +203,29 @@ func lastPart(from string) string {
 	return path.Base(from)
 }
 
-// attachment is one run of attach. It is the sink of what is read.
+// attachment is one run of attach on objects. It is the sink of the rows that are read:
+// into calls Write for each batch, from one goroutine, and then Commit.
 type attachment struct {
 	cmd   *AttachCmd
 	store store.Store
 	begun time.Time
 
-	base    *schema.Snapshot // that is there; nil for none
-	sets    []attach.Base    // of base, and of what was interrupted
-	rows    *attach.Rows     // of base, if they are replaced
-	kept    *attach.Kept     // rows of shards that need not be read; nil for none
+	base *schema.Snapshot // the snapshot that exists; nil for none
+	sets []attach.Base    // object sets of base, and of an interrupted attachment
+	rows *attach.Rows     // of base, if they are replaced
+	// kept and listing are set by open. The listing has the objects of this run, and
+	// assigns the keys of their blobs.
+	kept    *attach.Kept // rows of shards that need not be read; nil for none
 	listing *attach.Listing
 	w       *ingest.Writer // nil for a dry run
-	saved   *saved         // nil where nothing is put down on the way
-	proves  bool           // blobs without a checksum are read once the rows are attached
+	saved   *saved         // nil if nothing is saved on the way
+	proves  bool           // blobs without a checksum are read after the rows are attached
 	counts  updated
-	tars    map[string]bool // that were read, of those whose index is to be written
+	tars    map[string]bool // tars that were read, if their indexes are to be written
 }
 
-// findBase looks at the snapshot that there is.
+// findBase reads the newest snapshot and its object sets. It is an error for an update
+// alone that there is none.
 func (a *attachment) findBase(ctx context.Context) (err error) {
 	a.base, err = a.store.Snapshot(ctx, a.cmd.Dataset, 0)
 	switch {
@@ -218,10 +238,11 @@ func (a *attachment) findBase(ctx context.Context) (err error) {
 	return err
 }
 
-// readSets reads the object sets that a snapshot names.
+// readSets reads the object sets that a snapshot refers to. It returns an error if one of
+// them is missing, because without it rows of the snapshot would silently be read again.
 func readSets(ctx context.Context, st store.Store, snap *schema.Snapshot) (sets []attach.Base, err error) {
 	for _, ref := range snap.Sets {
-		if ref.Blob == (schema.BlobRef{}) { // of the store itself
+		if ref.Blob == (schema.BlobRef{}) { // the set of the store's own blobs
 			continue
 		}
 		blob, err := st.Get(ctx, ref.Blob)
@@ -238,7 +259,9 @@ func readSets(ctx context.Context, st store.Store, snap *schema.Snapshot) (sets 
 	return sets, nil
 }
 
-// onlyReading is how the snapshot was attached, if all of it was in one way.
+// onlyReading returns how the snapshot was attached. If its sets were attached in several
+// ways it returns an error: an update replaces all rows, and would lose those of the
+// others.
 func (a *attachment) onlyReading() (string, error) {
 	var found []string
 	for _, b := range a.sets {
@@ -257,6 +280,8 @@ func (a *attachment) onlyReading() (string, error) {
 		"the URL and the flags of the one to take", schema.ErrInvalid, a.base.Dataset, a.base.Number, len(found))
 }
 
+// run does the attachment. The order matters. The rows of the base must be known before
+// open decides what to read, and the writer needs the schema that open finds.
 func (a *attachment) run(ctx context.Context, app *App) (err error) {
 	c := a.cmd
 	mode, err := ingest.ParseMode(c.Mode)
@@ -264,6 +289,7 @@ func (a *attachment) run(ctx context.Context, app *App) (err error) {
 		return err
 	}
 	if mode == ingest.Replace && a.base != nil {
+		// Only a replacement can keep rows: append adds new ones to those of the base.
 		if a.rows, err = attach.ReadRows(ctx, a.store, a.base, source.AddedColumns()); err != nil {
 			return err
 		}
@@ -280,6 +306,7 @@ func (a *attachment) run(ctx context.Context, app *App) (err error) {
 		}
 	}
 	a.readAsBefore()
+	// open may read the headers of all objects, and takes the longest of these steps.
 	src, reader, err := a.open(ctx, app)
 	if err != nil {
 		return err
@@ -309,10 +336,13 @@ func (a *attachment) run(ctx context.Context, app *App) (err error) {
 	return a.writeIndexes(ctx, app, src.Files())
 }
 
-// indexesAtOnce is how many indexes are written at once: headers of a tar are found one by one.
+// indexesAtOnce is the number of indexes that are written at once. Each needs the headers
+// of its tar one after another, so that one index alone waits for the bucket most of the
+// time.
 const indexesAtOnce = 16
 
-// writeIndexes leaves an index beside each tar that was read. One that is there is not replaced.
+// writeIndexes writes an index next to each tar that was read. An existing index is not
+// replaced. The dataset exists by then, and the errors say so.
 func (a *attachment) writeIndexes(ctx context.Context, app *App, files *source.Files) error {
 	kind := a.cmd.IndexFormat
 	var made atomic.Int64
@@ -327,7 +357,9 @@ func (a *attachment) writeIndexes(ctx context.Context, app *App, files *source.F
 			name := kind.Name(tar)
 			_, outcome, err := files.Bucket().Put(ctx, name, index.Bytes(), object.Condition{Absent: true})
 			switch {
-			case outcome == object.Moved: // there is one
+			// The condition Absent makes the check and the write one step: another
+			// process may write the same index.
+			case outcome == object.Moved: // an index exists
 			case err != nil:
 				return fmt.Errorf("the dataset is attached; write %s (%s): %w", source.Quoted(name), outcome, err)
 			default:
@@ -343,12 +375,13 @@ func (a *attachment) writeIndexes(ctx context.Context, app *App, files *source.F
 	return nil
 }
 
-// open opens the source. Where shards that were not read would have other columns now, it is opened again, to be read.
+// open opens the source, and sets kept and listing. If shards were kept but the columns
+// have changed, it opens the source again without kept shards, and reads everything.
 func (a *attachment) open(ctx context.Context, app *App) (source.Source, *source.Reader, error) {
 	c := a.cmd
 	from := c.sourceOptions()
 	from.Decide, from.Index, from.Inventory = c.decide, c.Index, c.Inventory
-	from.TokenBlobs = true // they stay in place
+	from.TokenBlobs = true // blobs of tokens stay in place as well
 	from.Begin = func(e source.Estimate) error {
 		a.estimate(app, e)
 		return nil
@@ -375,6 +408,7 @@ func (a *attachment) open(ctx context.Context, app *App) (source.Source, *source
 		if err != nil {
 			return nil, nil, err
 		}
+		// The loop runs at most twice: without kept rows the condition below is false.
 		opts := c.readOptions(c.Dataset)
 		opts.InPlace = true
 		reader, err := source.NewReader(src, opts)
@@ -402,7 +436,8 @@ func (a *attachment) open(ctx context.Context, app *App) (source.Source, *source
 	}
 }
 
-// knowRows avoids reading samples whose extents have not changed.
+// knowRows lets the reader skip samples whose extents have not changed. It works below
+// the level of kept shards: a changed tar may have many samples that are where they were.
 func (a *attachment) knowRows(reader *source.Reader) {
 	var rows []*attach.Rows
 	for _, r := range a.before() {
@@ -423,7 +458,8 @@ func (a *attachment) knowRows(reader *source.Reader) {
 	})
 }
 
-// before are the rows that there are: of the snapshot that is replaced, and of what was interrupted.
+// before returns the rows that exist: those of the snapshot to be replaced, and those of
+// an interrupted attachment.
 func (a *attachment) before() (all []*attach.Rows) {
 	if a.rows != nil {
 		all = append(all, a.rows)
@@ -434,7 +470,8 @@ func (a *attachment) before() (all []*attach.Rows) {
 	return all
 }
 
-// bases are those of before whose rows are as they were attached, with the same columns.
+// bases returns those of before whose rows are as they were attached and that have the
+// same columns. The newest, of the interrupted attachment, come first.
 func (a *attachment) bases(ctx context.Context) (all []*attach.Rows, err error) {
 	for _, r := range slices.Backward(a.before()) {
 		if r == a.rows {
@@ -467,7 +504,7 @@ func (a *attachment) asAttached(ctx context.Context) (bool, error) {
 	}
 	for snap := a.base; snap.Parent != 0; {
 		parent, err := a.store.Snapshot(ctx, snap.Dataset, snap.Parent)
-		if errors.Is(err, schema.ErrNotFound) { // it was dropped
+		if errors.Is(err, schema.ErrNotFound) { // the parent was dropped
 			return snap != a.base, nil
 		}
 		if err != nil {
@@ -483,7 +520,8 @@ func (a *attachment) asAttached(ctx context.Context) (bool, error) {
 	return true, nil
 }
 
-// appended reports whether a snapshot has all rows of the one before, as they were there, and then others.
+// appended reports whether snap begins with all chunks of before, unchanged, and has
+// more.
 func appended(before, snap *schema.Snapshot) bool {
 	n := len(before.Chunks)
 	return n < len(snap.Chunks) && slices.EqualFunc(before.Chunks, snap.Chunks[:n], func(a, b schema.Chunk) bool {
@@ -491,7 +529,9 @@ func appended(before, snap *schema.Snapshot) bool {
 	})
 }
 
-// estimate says how much there is to be read, before it is.
+// estimate prints how much will be read, before it is read. The user can then stop an
+// expensive attachment. Nothing is printed for sources without files, or that are not in
+// a bucket.
 func (a *attachment) estimate(app *App, e source.Estimate) {
 	bucket, _, err := object.SplitURL(a.cmd.From)
 	if err != nil || e.Files == 0 {
@@ -526,6 +566,7 @@ func (a *attachment) estimate(app *App, e source.Estimate) {
 
 // Write implements sink.
 func (a *attachment) Write(ctx context.Context, b *source.Batch) error {
+	// Phase 1: references. A cell without data and without an extent is null.
 	refs := make([][]*schema.BlobRef, len(b.Blobs))
 	for c, column := range b.Blobs {
 		refs[c] = make([]*schema.BlobRef, len(column))
@@ -549,6 +590,8 @@ func (a *attachment) Write(ctx context.Context, b *source.Batch) error {
 			refs[c][row] = &ref
 		}
 	}
+	// Phase 2: counts. A row of the base is kept if all of its references are the same.
+	// It is proven if they differ only by a checksum that was missing before.
 	for row, id := range b.IDs {
 		switch {
 		case a.rows != nil && a.rows.Same(id, func(column int) *schema.BlobRef { return refs[column][row] }):
@@ -566,6 +609,7 @@ func (a *attachment) Write(ctx context.Context, b *source.Batch) error {
 	if a.w == nil {
 		return nil
 	}
+	// Phase 3: the rows go to the saved dataset as well as to the new snapshot.
 	if a.saved != nil {
 		if err := a.saved.write(ctx, b, refs); err != nil {
 			return err
@@ -574,7 +618,8 @@ func (a *attachment) Write(ctx context.Context, b *source.Batch) error {
 	return a.w.WriteRefs(ctx, b.Split, b.IDs, b.Meta, refs)
 }
 
-// Commit implements sink.
+// Commit implements sink. The sets are stored before the snapshot that refers to them.
+// What was saved is dropped only after the commit.
 func (a *attachment) Commit(ctx context.Context, sum *summary) error {
 	if a.rows != nil {
 		a.counts.Gone = a.base.Rows() - a.counts.Kept - a.counts.Proven - a.counts.Changed
@@ -604,7 +649,8 @@ func (a *attachment) Commit(ctx context.Context, sum *summary) error {
 	return err
 }
 
-// prove reads what of a snapshot has no checksum. Rows of the snapshot before that get one are proven, and not kept.
+// prove reads the blobs of a snapshot that have no checksum. A row that gets its
+// checksums this way counts as proven, and no longer as kept.
 func (a *attachment) prove(ctx context.Context, number int64) error {
 	snap, err := a.store.Snapshot(ctx, a.cmd.Dataset, number)
 	if err != nil {
@@ -621,7 +667,8 @@ func (a *attachment) prove(ctx context.Context, number int64) error {
 // attachedBlock is the block of the shuffle whose mixing is measured.
 const attachedBlock = "8MiB"
 
-// mixing measures how well a shuffle of blocks mixes what was attached.
+// mixing measures how well a shuffle of blocks mixes the attached rows. Objects of one
+// class next to each other mix badly, and users learn it here instead of in training.
 func (a *attachment) mixing(ctx context.Context, snap *schema.Snapshot) (m *fetch.Mixing, err error) {
 	if snap.Rows() == 0 {
 		return nil, nil //nolint:nilnil // that there is nothing to mix is no error
@@ -640,14 +687,15 @@ func (a *attachment) mixing(ctx context.Context, snap *schema.Snapshot) (m *fetc
 	return e.Mixing(ctx, job)
 }
 
-// putSets makes a snapshot name the sets that have blobs by now.
+// putSets makes the snapshot of w refer to the sets that have blobs by now.
 func (a *attachment) putSets(ctx context.Context, w *ingest.Writer) error {
 	for _, ref := range a.listing.KeptSets() {
 		if !a.store.Traits().Segments {
 			w.KeepSet(ref)
 			continue
 		}
-		// Its segment belongs to the snapshot before, and goes with it.
+		// In such a store the set's segment belongs to the snapshot before, and is
+		// deleted with it. The new snapshot needs a copy.
 		i := slices.IndexFunc(a.sets, func(b attach.Base) bool { return b.Ref.Prefix == ref.Prefix })
 		if err := w.PutSet(ctx, a.sets[i].Set); err != nil {
 			return err
@@ -661,5 +709,5 @@ func (a *attachment) putSets(ctx context.Context, w *ingest.Writer) error {
 	return nil
 }
 
-// Close implements sink. The caller that opened the writer and the store closes them.
+// Close implements sink. It does nothing: the caller closes the writer and the store.
 func (a *attachment) Close() error { return nil }

@@ -22,24 +22,27 @@ const (
 	savedShare = 20
 )
 
-// saved is what an attachment has read, put down on the way: a dataset of its own, whose rows are kept, as an update keeps
-// those of the snapshot before, by the attachment that goes on after this one was interrupted. It has whole objects alone:
-// what it has of an object is all of it.
+// saved is what an attachment has saved so far, as a dataset of its own. If the
+// attachment is interrupted, the next one keeps these rows, in the same way as an update
+// keeps those of the snapshot before. It has whole objects only: if it has an object, it
+// has all rows of it. Otherwise an object with half its rows would look complete.
 type saved struct {
 	of   *attachment
 	name string
-	snap *schema.Snapshot // that an attachment before left; nil for none
+	snap *schema.Snapshot // left by an interrupted attachment; nil for none
 	rows *attach.Rows     // of snap
 
-	opts  ingest.Options
+	opts ingest.Options
+	// w is nil between two snapshots. due is when the next one may be made.
 	w     *ingest.Writer
 	due   time.Time
-	last  []schema.ObjectAddress // the objects of the row that was looked at last
-	ended bool                   // nothing more is put down
+	last  []schema.ObjectAddress // the objects of the row before
+	ended bool                   // nothing more is saved
 }
 
-// findSaved looks for what an attachment that was interrupted has put down. It is nil where the name of the dataset leaves
-// no room for that of another, or nothing is to be put down.
+// findSaved looks for what an interrupted attachment has saved, and adds its sets to
+// those of the base. The result is nil if saving is off, or if the dataset's name leaves
+// no room for the suffix.
 func (a *attachment) findSaved(ctx context.Context) (*saved, error) {
 	s := &saved{of: a, name: a.cmd.Dataset + savedSuffix}
 	if a.cmd.SaveEvery <= 0 || len(s.name) > schema.MaxNameLen {
@@ -65,6 +68,7 @@ func (a *attachment) findSaved(ctx context.Context) (*saved, error) {
 		i := slices.IndexFunc(a.sets, func(b attach.Base) bool { return b.Ref.Prefix == set.Ref.Prefix })
 		if i < 0 {
 			a.sets = append(a.sets, set)
+			// Both datasets can refer to one set. Its blobs then belong to rows of both.
 		} else {
 			a.sets[i].Rows = append(a.sets[i].Rows, s.rows)
 		}
@@ -72,9 +76,10 @@ func (a *attachment) findSaved(ctx context.Context) (*saved, error) {
 	return s, nil
 }
 
-// begin begins to put down rows with a schema.
+// begin prepares for rows with the given schema. Rows with other columns cannot be kept,
+// so that they are dropped.
 func (s *saved) begin(ctx context.Context, app *App, src source.Source, columns *arrow.Schema) error {
-	if s.snap != nil && !s.snap.Schema.Equal(columns) { // of no use
+	if s.snap != nil && !s.snap.Schema.Equal(columns) { // cannot be kept
 		if err := s.of.store.Drop(ctx, s.name, 0); err != nil {
 			return err
 		}
@@ -89,18 +94,19 @@ func (s *saved) begin(ctx context.Context, app *App, src source.Source, columns 
 		s.opts.Mode = ingest.Create
 	}
 	s.due = time.Now().Add(s.of.cmd.SaveEvery)
-	s.ended = src.Walked() && src.Estimate().Walked.Requests == 0 // the list, which is read in any case, says all
+	// If the listing alone gives the rows, reading them again costs nothing.
+	s.ended = src.Walked() && src.Estimate().Walked.Requests == 0
 	return nil
 }
 
-// write puts down the rows of a batch that are not there yet. The rows so far become a
-// snapshot between two objects, if that is due.
+// write saves the rows of a batch that are not saved yet. If a snapshot is due, it
+// commits the rows so far at the next boundary between two objects.
 func (s *saved) write(ctx context.Context, b *source.Batch, refs [][]*schema.BlobRef) error {
 	if s.ended {
 		return nil
 	}
 	due := time.Now().After(s.due)
-	begin := 0 // of the rows that are to be written
+	begin := 0 // first row that is not written yet
 	put := func(end int) error {
 		if begin == end {
 			return nil
@@ -122,6 +128,8 @@ func (s *saved) write(ctx context.Context, b *source.Batch, refs [][]*schema.Blo
 	}
 	for i := range b.IDs {
 		at := objectsOf(refs, i)
+		// A boundary is where a row shares no object with the row before. Within an
+		// object the snapshot would have half of it.
 		if due && len(at) > 0 && len(s.last) > 0 && !slices.ContainsFunc(at, func(a schema.ObjectAddress) bool {
 			return slices.Contains(s.last, a)
 		}) {
@@ -137,7 +145,8 @@ func (s *saved) write(ctx context.Context, b *source.Batch, refs [][]*schema.Blo
 		s.last = at
 		if s.rows != nil && s.rows.Has(b.IDs[i]) {
 			if !s.rows.Same(b.IDs[i], func(c int) *schema.BlobRef { return refs[c][i] }) {
-				// It is another row now. Without it what is put down of its object would not be all of it.
+				// The row has changed. A dataset cannot have it twice, and without it the
+				// object's rows would be incomplete. Saving ends here.
 				s.ended = true
 				return s.Close()
 			}
@@ -150,7 +159,7 @@ func (s *saved) write(ctx context.Context, b *source.Batch, refs [][]*schema.Blo
 	return put(len(b.IDs))
 }
 
-// objectsOf are the objects with the blobs of a row.
+// objectsOf returns the objects that have the blobs of a row.
 func objectsOf(refs [][]*schema.BlobRef, row int) (all []schema.ObjectAddress) {
 	for c := range refs {
 		if refs[c][row] != nil {
@@ -161,7 +170,8 @@ func objectsOf(refs [][]*schema.BlobRef, row int) (all []schema.ObjectAddress) {
 	return all
 }
 
-// commit makes a snapshot of what was written.
+// commit makes a snapshot of the rows written so far, and sets when the next one is due.
+// It closes the writer also after an error.
 func (s *saved) commit(ctx context.Context) error {
 	if s.w == nil {
 		return nil
@@ -177,11 +187,12 @@ func (s *saved) commit(ctx context.Context) error {
 	return err
 }
 
-// drop removes what was put down, once the attachment is made.
+// drop removes the saved rows after the attachment has committed.
 func (s *saved) drop(ctx context.Context) error {
 	if err := s.Close(); err != nil {
 		return err
 	}
+	// The dataset was never created.
 	if s.snap == nil && s.opts.Mode == ingest.Create {
 		return nil
 	}
@@ -191,7 +202,7 @@ func (s *saved) drop(ctx context.Context) error {
 	return nil
 }
 
-// Close ends what is being written.
+// Close closes the writer, if one is open. Rows since the last commit are lost.
 func (s *saved) Close() error {
 	if s.w == nil {
 		return nil

@@ -14,19 +14,21 @@ import (
 	"bowstring/schema"
 )
 
-// AuthCmd is bowstring auth.
+// AuthCmd is bowstring auth. It reads the files of policies and needs no server, so that
+// a change can be checked before it is deployed.
 type AuthCmd struct {
 	Check AuthCheckCmd `cmd:"" help:"Say what somebody may do with a dataset, by which rule, and on whose account."`
 	Lint  AuthLintCmd  `cmd:"" help:"Check the files of rules and tenants, and say what in them is likely not meant."`
 }
 
-// guardFlags name the files that the commands look at.
+// guardFlags name the files that the commands read.
 type guardFlags struct {
 	Rules   string `type:"existingfile" placeholder:"FILE" help:"File of rules (default: the one that serve is configured with)."`
 	Tenants string `type:"existingfile" placeholder:"FILE" help:"File of tenants (default: the one that serve is configured with, if any)."`
 }
 
-// path is what a flag names, or else the configuration.
+// path returns the path of a flag, or else of the setting of serve. It is "" if neither
+// is set.
 func (*guardFlags) path(app *App, flag, setting string) (string, error) {
 	if flag != "" {
 		return flag, nil
@@ -36,16 +38,18 @@ func (*guardFlags) path(app *App, flag, setting string) (string, error) {
 	return path, err
 }
 
-// rules reads the file of rules; nil if there is none.
+// rules reads the file of rules. The result is nil if no file is named.
 func (f *guardFlags) rules(app *App) (string, *policy.Rules, error) {
 	return readGuard(app, f, f.Rules, "rules", policy.Parse)
 }
 
-// tenants reads the file of tenants; nil if there is none.
+// tenants reads the file of tenants. The result is nil if no file is named.
 func (f *guardFlags) tenants(app *App) (string, *policy.Tenants, error) {
 	return readGuard(app, f, f.Tenants, "tenants", policy.ParseTenants)
 }
 
+// readGuard reads and parses one of the files, by the parser that the server uses. It
+// returns the path for messages.
 func readGuard[T any](app *App, f *guardFlags, flag, what string,
 	parse func(string, []byte) (*T, error)) (string, *T, error) {
 	path, err := f.path(app, flag, "serve."+what)
@@ -60,7 +64,8 @@ func readGuard[T any](app *App, f *guardFlags, flag, what string,
 	return path, v, err
 }
 
-// read reads both files, of which there has to be one.
+// read reads both files. It returns a usage error if neither is named, and the errors of
+// both files together.
 func (f *guardFlags) read(app *App) (guards, error) {
 	var g guards
 	var errs [2]error
@@ -76,7 +81,7 @@ func (f *guardFlags) read(app *App) (guards, error) {
 	return g, nil
 }
 
-// guards are the files; nil where there is none.
+// guards are the parsed files. A file that is not named is nil, and its path "".
 type guards struct {
 	rulesPath, tenantsPath string
 	rules                  *policy.Rules
@@ -91,7 +96,8 @@ type AuthCheckCmd struct {
 	guardFlags
 }
 
-// Run prints what the rules say.
+// Run prints the rights of the caller on the dataset and the rule that gives them. It
+// decides by the code of the server.
 func (c *AuthCheckCmd) Run(app *App) error {
 	if err := schema.CheckName("dataset", c.Dataset); err != nil {
 		return usagef("%v", err)
@@ -121,6 +127,7 @@ func (c *AuthCheckCmd) Run(app *App) error {
 		}
 		out = append(out, [2]string{"columns", columns})
 	}
+	// Rights on the server itself are separate from those on datasets.
 	server := g.rules.Server(who)
 	out = append(out, [2]string{"server", fmt.Sprintf("%s (collect garbage, see all counters: %t)", server.Rights,
 		server.May(policy.Admin))})
@@ -137,7 +144,8 @@ func (c *AuthCheckCmd) Run(app *App) error {
 	return nil
 }
 
-// termsText says what a tenant gets.
+// termsText returns the quotas of a tenant as text. A quota of 0 is no limit and left
+// out.
 func termsText(t fetch.Terms) string {
 	out := []string{fmt.Sprintf("weight %d", t.Weight)}
 	if t.Streams > 0 {
@@ -163,7 +171,8 @@ func termsText(t fetch.Terms) string {
 // AuthLintCmd is bowstring auth lint.
 type AuthLintCmd struct{ guardFlags }
 
-// Run prints what is likely not meant, a line each.
+// Run prints findings about entries that are valid but probably not meant, one in a line.
+// Findings are no errors: the exit status stays 0.
 func (c *AuthLintCmd) Run(app *App) error {
 	g, err := c.read(app)
 	if err != nil {

@@ -19,7 +19,8 @@ import (
 	"bowstring/schema"
 )
 
-// CalibrateCmd is bowstring calibrate.
+// CalibrateCmd is bowstring calibrate. The server measures its store and disk. This
+// command measures the cost of serving and the network, which need a client.
 type CalibrateCmd struct {
 	Address string  `arg:"" optional:"" name:"addr" placeholder:"grpc://HOST:PORT" help:"Server to measure (default: --server)."`
 	Dataset string  `placeholder:"NAME" help:"Dataset whose blobs are read (default: that with most rows)."`
@@ -45,7 +46,8 @@ func (c *CalibrateCmd) Validate() error {
 	return nil
 }
 
-// calibrationFile is what calibrate writes. Its first four fields are the rates.
+// calibrationFile is the file that calibrate writes. Its first four fields are the rates,
+// which bowstring-lab simulate --rates reads.
 type calibrationFile struct {
 	fetch.Rates
 	Uncertainty map[string]fetch.Uncertain `json:"uncertainty,omitempty"`
@@ -54,14 +56,15 @@ type calibrationFile struct {
 	At          *time.Time                 `json:"at,omitempty"`
 }
 
-// calibrated is the answer of the action.
+// calibrated is the answer of the calibrate action.
 type calibrated struct {
 	fetch.Calibration
 	Dataset string `json:"dataset"`
 	CPU     int64  `json:"cpu_ns"`
 }
 
-// Run measures.
+// Run measures in three steps. The server measures its own parts. This process reads from
+// the server. Then it sends all rates back, and the server explains jobs by them.
 func (c *CalibrateCmd) Run(ctx context.Context, app *App) error {
 	if c.Address != "" {
 		if _, _, err := serverAddr(c.Address); err != nil {
@@ -85,6 +88,7 @@ func (c *CalibrateCmd) Run(ctx context.Context, app *App) error {
 		if err := m.measure(ctx); err != nil {
 			return err
 		}
+		// The server explains jobs by the rates of this call, which has both parts.
 		if _, err := actOne[calibrated](ctx, client, "calibrate", map[string]any{"rates": found.Rates}); err != nil {
 			return err
 		}
@@ -95,7 +99,7 @@ func (c *CalibrateCmd) Run(ctx context.Context, app *App) error {
 	})
 }
 
-// say writes and prints what was found.
+// say writes the rates to the file and prints them.
 func (c *CalibrateCmd) say(app *App, file *calibrationFile) error {
 	var text bytes.Buffer
 	if err := printJSON(&text, file); err != nil {
@@ -131,24 +135,26 @@ func (c *CalibrateCmd) say(app *App, file *calibrationFile) error {
 	return nil
 }
 
-// serving measures what it takes to serve, from outside.
+// serving measures the cost of serving from the client's side. found is filled in place.
 type serving struct {
 	client *client
 	found  *calibrated
-	each   time.Duration // that one measurement takes, at most
+	each   time.Duration // the most that one measurement takes
 }
 
-// servedPart is what a measurement came to.
+// servedPart is the result of one measurement. cpu is the server's CPU time, and includes
+// that of other streams.
 type servedPart struct {
 	cpu, wall   time.Duration
 	rows, bytes float64
-	waited      float64 // share of the streams' time, for store, spill and nodes
+	waited      float64 // share of the streams' time spent in store, spill and other nodes
 }
 
 // calls is how many small calls the latency is the least of, streams how many are read at once.
 const calibrateCalls, calibrateStreams = 8, 2
 
-// measure finds the cost of samples, and the network.
+// measure measures the network's latency, and then serves each set of positions that the
+// server chose: samples of one or two different sizes.
 func (m *serving) measure(ctx context.Context) error {
 	rtt := time.Duration(math.MaxInt64)
 	for range calibrateCalls {
@@ -168,6 +174,7 @@ func (m *serving) measure(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	// One blob column is enough: the cost is per sample and per byte.
 	blob := ""
 	for _, col := range d.Columns {
 		if col.Kind == "blob" && blob == "" {
@@ -190,10 +197,13 @@ func (m *serving) measure(ctx context.Context) error {
 	return nil
 }
 
-// usualPerGB is what a gigabyte takes besides what its samples do, where only one size was measured.
+// usualPerGB is the CPU seconds that a gigabyte takes besides the cost of its samples. It
+// is assumed if only one size of samples was measured.
 const usualPerGB = 0.2
 
-// conclude finds what a sample and a gigabyte take of the processors.
+// conclude computes the CPU time of a sample and of a gigabyte. Two sizes give two
+// equations for the two unknowns. Noise can make the cost of a sample negative. In that
+// case the bytes get all of the cost.
 func (m *serving) conclude(parts []servedPart) {
 	n := &m.found.Node
 	var rows int64
@@ -220,6 +230,8 @@ func (m *serving) conclude(parts []servedPart) {
 	m.found.Uncertainty["node.us_per_sample"], m.found.Uncertainty["node.s_per_gb"] = u, u
 	m.found.Uncertainty["node.cores"] = fetch.Uncertain{Why: "as many as the server may use; take off what others " +
 		"use on its machine"}
+	// If streams waited for the store, their rate says nothing about the network.
+	// Otherwise it is a lower bound for the network.
 	if large.waited < 0.2 {
 		m.found.Network.BytesPerSec = large.bytes / large.wall.Seconds()
 		m.found.Uncertainty["network.bytes_per_s"] = fetch.Uncertain{Samples: int64(large.rows), AtLeast: true,
@@ -229,14 +241,15 @@ func (m *serving) conclude(parts []servedPart) {
 	}
 }
 
-// cpu is the CPU time that the server has used.
+// cpu returns the CPU time that the server has used since it started.
 func (m *serving) cpu(ctx context.Context) (time.Duration, error) {
 	now, err := actOne[calibrated](ctx, m.client, "calibrate", map[string]any{"probe": false})
 	return time.Duration(now.CPU), err
 }
 
-// serve reads some rows over some connections, each its own, again and again for a while. Each time is
-// a job of its own that comes to its end: the server is to keep nothing for another one.
+// serve reads some rows over several connections again and again, for at most m.each.
+// Each pass is a job of its own that reads to its end. The server then prefetches nothing
+// for a next epoch, which would use CPU time too.
 func (m *serving) serve(ctx context.Context, r schema.Request, positions []int64) (p servedPart, err error) {
 	before, err := actOne[flight.Stats](ctx, m.client, "stats", struct{}{})
 	if err != nil {
@@ -249,6 +262,8 @@ func (m *serving) serve(ctx context.Context, r schema.Request, positions []int64
 	start := time.Now()
 	streams, reading := errgroup.WithContext(ctx)
 	rows, size := make([]int64, calibrateStreams), make([]int64, calibrateStreams)
+	// The positions are divided among the streams, so that no stream finds another's
+	// blobs.
 	for i := range calibrateStreams {
 		own := r
 		own.Selection = &schema.SelectionRef{}
@@ -283,7 +298,9 @@ func (m *serving) serve(ctx context.Context, r schema.Request, positions []int64
 	return p, err
 }
 
-// drain reads a ticket again and again until a time, of which nothing is decoded but how many rows came.
+// drain reads a ticket again and again until a time, and at least once. It decodes only
+// the number of rows. This process may run on the server's machine and would otherwise
+// take CPU time from it.
 func (m *serving) drain(ctx context.Context, t schema.Ticket, until time.Time) (rows, size int64, err error) {
 	conn, err := m.client.dial()
 	if err != nil {

@@ -65,7 +65,8 @@ type Globals struct {
 	Config    string `type:"path" env:"BOWSTRING_CONFIG" placeholder:"FILE" help:"Configuration file (default: ${config_default}, if there is one)."`
 }
 
-// parser builds the command line's grammar around app.
+// parser builds kong's grammar of the program. kong passes app and the globals to the
+// methods that want them.
 func (p Program) parser(app *App) (*kong.Kong, error) {
 	return kong.New(p.Grammar,
 		kong.Name(p.Name),
@@ -81,7 +82,8 @@ func (p Program) parser(app *App) (*kong.Kong, error) {
 	)
 }
 
-// BeforeResolve reads the configuration file, once it is known which.
+// BeforeResolve reads the configuration file. kong calls it after the flags are parsed,
+// which name the file, and before it asks the resolvers for the others.
 func (g *Globals) BeforeResolve(ctx *kong.Context, app *App) error {
 	s, err := loadSettings(ctx, app.partial)
 	if err != nil {
@@ -92,11 +94,12 @@ func (g *Globals) BeforeResolve(ctx *kong.Context, app *App) error {
 	return nil
 }
 
-// AfterApply decides between --store and --server: the one set closer to the
-// command line wins, and two set in the same place are a mistake.
+// AfterApply decides between --store and --server. The one that is set closer to the
+// command line wins. Two that are set in the same place are an error.
 func (g *Globals) AfterApply(ctx *kong.Context, app *App) error {
 	app.settings.parsed(ctx)
 	store, server := app.settings.origin("store"), app.settings.origin("server")
+	// A value of "" counts as not set, so that a user can override a setting by it.
 	if g.Store == "" {
 		store.level = fromDefault
 	}
@@ -121,11 +124,14 @@ func (g *Globals) AfterApply(ctx *kong.Context, app *App) error {
 	return nil
 }
 
-// serverPort is what serve listens on where nothing is said, and so what an address without a port means.
+// serverPort is the port on which serve listens by default. An address without a port
+// means it.
 const serverPort = "8815"
 
-// serverAddr turns grpc://host:port into host:port, and says whether the
-// connection is to be encrypted. Without a port, it is that of serve. grpc+unix:///path becomes unix:/path.
+// serverAddr turns grpc://HOST:PORT into HOST:PORT, and reports whether the connection is
+// to be encrypted. A missing port is serverPort. grpc+unix:///PATH becomes unix:/PATH. It
+// returns an error for anything else, because a typo in the scheme must not result in
+// plain text.
 func serverAddr(s string) (addr string, encrypted bool, err error) {
 	if path, ok := socketPath(s); ok {
 		return "unix:" + path, false, nil
@@ -136,7 +142,7 @@ func serverAddr(s string) (addr string, encrypted bool, err error) {
 		if host, port, err := net.SplitHostPort(u.Host); err == nil && host != "" && port != "" {
 			return u.Host, u.Scheme == "grpc+tls", nil
 		}
-		// A host of several colons is an IPv6 address without its brackets.
+		// A host with several colons is an IPv6 address without its brackets.
 		if host := u.Hostname(); host != "" && (u.Host == host && !strings.Contains(host, ":") || u.Host == "["+host+"]") {
 			return net.JoinHostPort(host, serverPort), u.Scheme == "grpc+tls", nil
 		}
@@ -145,7 +151,7 @@ func serverAddr(s string) (addr string, encrypted bool, err error) {
 		"grpc+unix:///PATH", s, serverPort)
 }
 
-// logger builds the logger the flags ask for.
+// logger returns a logger with the level and form of the flags.
 func (g *Globals) logger(w io.Writer) (*slog.Logger, error) {
 	var level slog.Level
 	if err := level.UnmarshalText([]byte(g.LogLevel)); err != nil {
@@ -158,19 +164,19 @@ func (g *Globals) logger(w io.Writer) (*slog.Logger, error) {
 	return slog.New(slog.NewTextHandler(w, opts)), nil
 }
 
-// defaultStore is the directory of the store where none is named: in the
-// user's XDG data directory.
+// defaultStore is the directory of the store if neither --store nor --server is set. It
+// is in the user's XDG data directory.
 func defaultStore() string {
 	return filepath.Join(xdg("XDG_DATA_HOME", ".local", "share"), "bowstring")
 }
 
-// defaultConfig is the user's configuration file.
+// defaultConfig is the path of the user's configuration file.
 func defaultConfig() string {
 	return filepath.Join(xdg("XDG_CONFIG_HOME", ".config"), "bowstring", "config.yaml")
 }
 
-// xdg returns an XDG base directory: the variable, if it holds an absolute
-// path, as the specification demands, or else the default below the home directory.
+// xdg returns an XDG base directory. The specification ignores a variable with a relative
+// path. The default is below the home directory.
 func xdg(variable string, fallback ...string) string {
 	if dir := os.Getenv(variable); filepath.IsAbs(dir) {
 		return dir
@@ -182,7 +188,7 @@ func xdg(variable string, fallback ...string) string {
 	return filepath.Join(append([]string{home}, fallback...)...)
 }
 
-// homely abridges the home directory to ~, for people.
+// homely abbreviates the home directory to ~, for people.
 func homely(path string) string {
 	home, err := os.UserHomeDir()
 	if err != nil {

@@ -29,35 +29,40 @@ import (
 	"bowstring/schema"
 )
 
-// client talks Flight to a server, or to a node of its own on a store.
+// client calls a server by Arrow Flight. With --store it starts a node of its own in this
+// process and calls that one. Commands therefore have one code path for both.
 type client struct {
 	arrowflight.Client
 	target string // what --server or --store named, for messages
-	node   *node  // nil when talking to a server
+	node   *node  // nil for a client of a server
 
-	dial func() (flightClient, error) // makes one more connection
+	dial func() (flightClient, error) // makes another connection, with the same credentials
 }
 
 const (
-	// serverSilent is after which silence a server is asked whether it is there, serverAnswer how long it may take to
-	// say so. A call of one that is stopped, or whose machine is gone, ends then.
+	// serverSilent is the silence after which gRPC pings the server, and serverAnswer the
+	// time for the answer. A call to a server that was stopped, or whose machine is gone,
+	// fails after both. grpc-go allows no interval below 10 s.
 	serverSilent = 20 * time.Second
 	serverAnswer = 20 * time.Second
 )
 
-// pipeBytes is what the connection within the process may hold.
+// pipeBytes is the capacity in bytes of the connection within the process.
 const pipeBytes = 4 << 20
 
-// connect returns a client of the server or of the store that the flags name; ctx ends the opening of a store.
-// The store is created if create says so.
+// connect returns a client of the server or the store that the flags name. ctx can end
+// the opening of a store. The store is created if create is set. The caller closes the
+// client.
 func (a *App) connect(ctx context.Context, create bool) (*client, error) {
 	options := []grpc.DialOption{
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(math.MaxInt32), grpc.MaxCallSendMsgSize(math.MaxInt32)),
 		grpc.WithUserAgent("bowstring/" + thisBuild().Version),
+		// gRPC's own retries would hide errors that the callers handle.
 		grpc.WithDisableRetry(),
 	}
 	c := &client{target: a.globals.Server}
 	var addr string
+	// A call to another node of the cluster uses the token of the named server: see at.
 	if c.target != "" {
 		host, encrypted, err := serverAddr(c.target)
 		if err != nil {
@@ -110,8 +115,8 @@ func (a *App) connect(ctx context.Context, create bool) (*client, error) {
 	return c, nil
 }
 
-// quietLog is the logger of a node that works for one command: with warnings
-// only, unless a level was asked for.
+// quietLog is the logger of a node that works for one command. It logs warnings only,
+// unless the user set a level.
 func (a *App) quietLog() *slog.Logger {
 	if a.settings.origin("log-level").level == fromDefault {
 		g := *a.globals
@@ -123,7 +128,8 @@ func (a *App) quietLog() *slog.Logger {
 	return a.Log
 }
 
-// flightClient closes the connection that it was made from.
+// flightClient is a Flight client that owns its connection. The library's client does not
+// close a connection that it was given.
 type flightClient struct {
 	arrowflight.Client
 	conn *grpc.ClientConn
@@ -131,9 +137,11 @@ type flightClient struct {
 
 func (c flightClient) Close() error { return c.conn.Close() }
 
-// Close ends the connection, and the node if there is one: by then none of its calls runs.
+// Close ends the connection and then the node, if there is one. No call may run any more.
 func (c *client) Close() error { return errors.Join(c.Client.Close(), c.closeNode()) }
 
+// closeNode ignores the command's context: a cancelled command has to close the store
+// too.
 func (c *client) closeNode() error {
 	if c.node == nil {
 		return nil
@@ -141,9 +149,10 @@ func (c *client) closeNode() error {
 	return c.node.close(context.Background())
 }
 
-// act calls the JSON action and gives each result to each, decoded.
+// act calls an action with a JSON body, and calls each with every decoded result. An
+// error of each ends the call and is returned.
 func act[T any](ctx context.Context, c *client, name string, body any, each func(T) error) error {
-	ctx, cancel := context.WithCancel(ctx) // ends the call where each fails
+	ctx, cancel := context.WithCancel(ctx) // ends the call if each fails
 	defer cancel()
 	data, err := json.Marshal(body)
 	if err != nil {
@@ -162,6 +171,7 @@ func act[T any](ctx context.Context, c *client, name string, body any, each func
 			return err
 		}
 		var v T
+		// Unknown fields are ignored, so that newer servers can add some.
 		if err := json.NewDecoder(bytes.NewReader(result.GetBody())).Decode(&v); err != nil {
 			return fmt.Errorf("%s: %w", c.target, unexpected(name, err))
 		}
@@ -171,7 +181,7 @@ func act[T any](ctx context.Context, c *client, name string, body any, each func
 	}
 }
 
-// actOne calls an action that has exactly one result.
+// actOne calls an action that returns exactly one result. Another number is an error.
 func actOne[T any](ctx context.Context, c *client, name string, body any) (T, error) {
 	var result T
 	n := 0
@@ -186,12 +196,13 @@ func actOne[T any](ctx context.Context, c *client, name string, body any) (T, er
 	return result, err
 }
 
-// unexpected is the error of an answer to an action that another version gives.
+// unexpected is the error for an answer that cannot be decoded. The usual cause is a
+// server of another version.
 func unexpected(action string, err error) error {
 	return fmt.Errorf("the answer to %s is not what this version of bowstring expects: %w", action, err)
 }
 
-// ask calls an action that has exactly one result at what the flags name.
+// ask is actOne on the server or store that the flags name.
 func ask[T any](ctx context.Context, a *App, name string, body any) (result T, err error) {
 	err = a.with(ctx, false, func(c *client) (err error) {
 		result, err = actOne[T](ctx, c, name, body)
@@ -200,7 +211,8 @@ func ask[T any](ctx context.Context, a *App, name string, body any) (result T, e
 	return result, err
 }
 
-// askAll calls an action at what the flags name, and returns its results.
+// askAll calls an action on the server or store that the flags name, and returns all
+// results. Without results the list is empty and not nil, for JSON.
 func askAll[T any](ctx context.Context, a *App, name string, body any) ([]T, error) {
 	list := []T{}
 	err := a.with(ctx, false, func(c *client) error {
@@ -212,7 +224,8 @@ func askAll[T any](ctx context.Context, a *App, name string, body any) ([]T, err
 	return list, err
 }
 
-// with runs f with a client of what the flags name, and adds to a failure to reach it where that is.
+// with calls f with a client of the server or store that the flags name, and closes it.
+// If the server cannot be reached, the error has its address.
 func (a *App) with(ctx context.Context, create bool, f func(c *client) error) error {
 	c, err := a.connect(ctx, create)
 	if err != nil {
@@ -225,7 +238,9 @@ func (a *App) with(ctx context.Context, create bool, f func(c *client) error) er
 	return errors.Join(err, c.Close())
 }
 
-// With runs f with a connection to the server that the flags name, or to one of its own on the store; dial makes more.
+// With calls f with a connection to the server that the flags name, or to a node of its
+// own on the store. dial makes more connections. The caller of dial closes them; conn is
+// closed here.
 func (a *App) With(ctx context.Context, f func(conn arrowflight.Client,
 	dial func() (arrowflight.Client, error)) error) error {
 	return a.with(ctx, false, func(c *client) error {
@@ -233,8 +248,10 @@ func (a *App) With(ctx context.Context, f func(conn arrowflight.Client,
 	})
 }
 
-// at calls f with a client of another server of the same cluster, that is reached as the one of --server is. The server
-// names the address: it is not called if it is less safe.
+// at calls f with a client of another server of the same cluster, with the same
+// credentials. The address comes from the server of --server. If the address is less safe
+// than that of --server, at returns an error. Otherwise a server could get the token sent
+// in plain text.
 func (a *App) at(ctx context.Context, address string, f func(c *client) error) error {
 	token, err := a.token()
 	if err != nil {
@@ -254,7 +271,8 @@ func (a *App) at(ctx context.Context, address string, f func(c *client) error) e
 	return other.with(ctx, false, f)
 }
 
-// unreachable says whether err is that no connection could be made, and why.
+// unreachable reports whether err means that no connection was made, and why. gRPC wraps
+// the reason in texts without information, which are removed.
 func unreachable(err error) (why string, ok bool) {
 	if status.Code(err) != codes.Unavailable {
 		return "", false
@@ -266,8 +284,9 @@ func unreachable(err error) (why string, ok bool) {
 	return strings.TrimPrefix(why, "transport: Error while dialing: "), ok
 }
 
-// message is the text of err for people: for an error from a server only the server's
-// text, without gRPC's wrapping.
+// message is the text of err for people. Of an error of a server it keeps the server's
+// text and removes gRPC's wrapping. Bytes that could control a terminal are escaped,
+// because the text may come from elsewhere.
 func message(err error) string {
 	text := err.Error()
 	var remote interface{ GRPCStatus() *status.Status }
@@ -281,19 +300,22 @@ func message(err error) string {
 
 // tokenVariable holds the token of a client. There is no flag for it: what is on
 // a command line, everybody on the machine can read.
+// tokenVariable names the environment variable with the token of a client. There is no
+// flag for the token itself, because all users of a machine can read command lines.
 const tokenVariable = "BOWSTRING_TOKEN" //nolint:gosec // the name of one
 
-// clientFlags say how a command comes in at a server.
+// clientFlags are the credentials of a command, and the roots that it trusts.
 type clientFlags struct {
 	TokenFile  string `setting:"" client:"" type:"path" placeholder:"FILE" help:"File with the token for --server (default: the token in BOWSTRING_TOKEN)."`
 	ServerCA   string `name:"server-ca" setting:"" client:"" type:"path" placeholder:"FILE" help:"Roots of the certificate of a --server grpc+tls://…, as PEM (default: the system's)."`
 	ClientCert string `setting:"" client:"" type:"path" placeholder:"FILE" help:"Certificate to show to it, as PEM."`
 	ClientKey  string `setting:"" client:"" type:"path" placeholder:"FILE" help:"Its private key, as PEM."`
-	// PlaintextToken is for networks that encrypt by themselves.
+	// PlaintextToken is for networks that encrypt by themselves, such as a service mesh.
 	PlaintextToken bool `setting:"" client:"" help:"Send the token also to a --server grpc://… of another machine, unencrypted."`
 }
 
-// dialOptions are those of a connection to a server at addr (HOST:PORT).
+// dialOptions returns the credentials of a connection to addr (HOST:PORT). It returns an
+// error if a token would be sent unencrypted to another machine.
 func (f *clientFlags) dialOptions(token, addr string, encrypted bool) ([]grpc.DialOption, error) {
 	var options []grpc.DialOption
 	if encrypted {
@@ -312,6 +334,7 @@ func (f *clientFlags) dialOptions(token, addr string, encrypted bool) ([]grpc.Di
 		return options, nil
 	}
 	host, _, err := net.SplitHostPort(addr)
+	// A Unix socket does not leave the machine.
 	if strings.HasPrefix(addr, "unix:") {
 		host, err = "localhost", nil
 	}
@@ -323,10 +346,13 @@ func (f *clientFlags) dialOptions(token, addr string, encrypted bool) ([]grpc.Di
 	return append(options, grpc.WithPerRPCCredentials(bearer(token))), nil
 }
 
-// token is what the server that the user has named is to know the caller by, if anything.
-// If there is a token in a file and one in the environment, the one that is set closer to
-// the command line is used. It belongs to the server that is named where it is, if one
-// is, and is sent to no other.
+// token returns the token for the server that the user named, or "" for none. If there is
+// one in a file and one in the environment, the one set closer to the command line is
+// used.
+//
+// If a server is named at the same level as the token, the token belongs to that server.
+// It is sent to no other: --server of an unknown host would otherwise send it the token
+// of the configuration file.
 func (a *App) token() (string, error) {
 	f := &a.globals.clientFlags
 	from := a.settings.origin("token-file")
@@ -351,7 +377,8 @@ func (a *App) token() (string, error) {
 		"--token-file", what, owner, from, a.globals.Server)
 }
 
-// readToken reads the token of --token-file.
+// readToken reads the token of --token-file. It rejects an empty file, and one with
+// several words, which is probably the wrong file.
 func readToken(path string) (string, error) {
 	b, err := os.ReadFile(path)
 	if err != nil {
@@ -364,7 +391,7 @@ func readToken(path string) (string, error) {
 	return token, nil
 }
 
-// serverAt is the server that is named at a level, "" if none is.
+// serverAt returns the server that is named at one level, and "" if none is.
 func (s *settings) serverAt(at level) string {
 	switch at {
 	case fromFlag:
@@ -384,14 +411,14 @@ func (s *settings) serverAt(at level) string {
 	return ""
 }
 
-// sameServer reports whether two addresses are of one server, reached in one way.
+// sameServer reports whether two addresses mean the same server, reached in the same way.
 func sameServer(a, b string) bool {
 	one, oneTLS, err := serverAddr(a)
 	other, otherTLS, otherErr := serverAddr(b)
 	return err == nil && otherErr == nil && oneTLS == otherTLS && strings.EqualFold(one, other)
 }
 
-// tls is whom to trust, and what to show.
+// tls returns the roots to trust and the certificate to present.
 func (f *clientFlags) tls() (*tls.Config, error) {
 	config := &tls.Config{MinVersion: tls.VersionTLS12}
 	if f.ServerCA != "" {
@@ -417,7 +444,7 @@ func (f *clientFlags) tls() (*tls.Config, error) {
 	return config, nil
 }
 
-// bearer is a token that goes with every call.
+// bearer is a token that gRPC sends with each call.
 type bearer string
 
 // GetRequestMetadata implements credentials.PerRPCCredentials.
@@ -425,14 +452,14 @@ func (b bearer) GetRequestMetadata(context.Context, ...string) (map[string]strin
 	return map[string]string{"authorization": "Bearer " + string(b)}, nil
 }
 
-// RequireTransportSecurity implements credentials.PerRPCCredentials. dialOptions
-// has looked where it goes.
+// RequireTransportSecurity implements credentials.PerRPCCredentials. It returns false,
+// because dialOptions has already checked where the token goes.
 func (bearer) RequireTransportSecurity() bool { return false }
 
-// String keeps it out of what is printed.
+// String keeps the token out of logs and messages.
 func (bearer) String() string { return "a token" }
 
-// DatasetRef is datasetRef, for other programs.
+// DatasetRef is datasetRef, for other programs that are built on this package.
 type DatasetRef = datasetRef
 
 // datasetRef is a dataset as written on the command line: NAME, NAME@SNAPSHOT or NAME@TAG.
@@ -448,7 +475,8 @@ func (r *datasetRef) UnmarshalText(text []byte) (err error) {
 	return err
 }
 
-// pinned says whether one snapshot is named.
+// pinned reports whether the reference names one snapshot, so that new ones do not change
+// it.
 func (r datasetRef) pinned() bool { return r.Snapshot != 0 || r.Tag != "" }
 
 func (r datasetRef) String() string { return schema.FormatSnapshotName(r.Name, r.Snapshot, r.Tag) }

@@ -278,7 +278,7 @@ func (c *capped) split(items []item, counters, gauges int) (own []item, rest ite
 		p := c.names[it.name]
 		if p == nil {
 			p = &place{own: c.own < c.most}
-			// A new name counts from zero. What it counted before this collection is an
+			// A new name counts from zero. Its count before this collection is an
 			// increase of the rest as well.
 			if p.own {
 				c.own++
