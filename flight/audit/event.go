@@ -19,16 +19,16 @@ const (
 	Dropped = "dropped" // reads were not recorded; their number is Event.Count
 )
 
-// Phases of what changes something: an event before it is done, and one after. A
-// begin without another phase is one that the server did not outlive.
+// Phases of a change: one event before it and one after it. A Begin without another phase
+// means that the server ended in between.
 const (
 	Begin  = "begin"
 	Done   = "done"
 	Failed = "failed"
 )
 
-// Event is a line of the record. It has no secrets: no token, ticket, expression, cell
-// or header is in it. docs/formats.md says what the fields are.
+// Event is a line of the log. It has no secrets: no token, ticket, expression, cell or
+// header. docs/formats.md describes the fields. Figures are absent if they are unknown.
 type Event struct {
 	Time      time.Time `json:"time"`
 	Event     string    `json:"event"`
@@ -44,8 +44,8 @@ type Event struct {
 	Tag       string    `json:"tag,omitempty"`
 	Plan      string    `json:"plan,omitempty"`
 	Run       string    `json:"run,omitempty"`
-	Step      int64     `json:"step,omitempty"` // of a run, from which on it changes
-	Rule      string    `json:"rule,omitempty"` // that granted it
+	Step      int64     `json:"step,omitempty"` // first step of a run with changed weights
+	Rule      string    `json:"rule,omitempty"` // the rule that granted it
 	Rows      int64     `json:"rows,omitempty"`
 	Bytes     int64     `json:"bytes,omitempty"`
 	Code      string    `json:"code,omitempty"` // gRPC's, of the outcome

@@ -11,19 +11,21 @@ import (
 	"strings"
 )
 
-// file is the record on disk: the file that is written, and those before it, which have
-// its name with a number, 1 being the oldest. It is for one goroutine at a time.
+// file is the log on disk: the current file, and older ones with a number appended to the
+// name, 1 being the oldest. One goroutine uses it at a time.
 type file struct {
 	path     string
 	maxBytes int64
-	keep     int // of those before; 0: all
+	keep     int // number of older files to keep; 0 for all
 
 	out  *os.File
 	size int64
 	torn bool // the file may end within a line
-	next int  // number of the next one that is put aside
+	next int  // number for the current file when it is renamed
 }
 
+// openFile opens the log at path. It continues numbers behind the highest one that exists,
+// so that no older file is overwritten.
 func openFile(path string, maxBytes int64, keep int) (*file, error) {
 	f := &file{path: path, maxBytes: maxBytes, keep: keep, next: 1}
 	numbers, err := f.numbers()
@@ -36,7 +38,7 @@ func openFile(path string, maxBytes int64, keep int) (*file, error) {
 	return f, f.open()
 }
 
-// numbers lists those of the files before, ascending.
+// numbers returns the numbers of the older files, ascending.
 func (f *file) numbers() ([]int, error) {
 	entries, err := os.ReadDir(filepath.Dir(f.path))
 	if err != nil {
@@ -54,7 +56,8 @@ func (f *file) numbers() ([]int, error) {
 	return numbers, nil
 }
 
-// open opens the file to be written, and has its name last.
+// open opens or creates the current file, and makes its directory entry durable. It detects
+// a partial last line, which a crash leaves.
 func (f *file) open() error {
 	out, err := os.OpenFile(f.path, os.O_CREATE|os.O_RDWR|os.O_APPEND, 0o600)
 	if err != nil {
@@ -78,9 +81,10 @@ func (f *file) open() error {
 	return nil
 }
 
-// write appends a line, which ends with a newline.
+// write appends a line, which ends with a newline. It renames a full file first. On an
+// error the file ends with a complete line, or torn is set.
 func (f *file) write(line []byte) error {
-	if f.out == nil { // it could not be opened after the last one was put aside
+	if f.out == nil { // opening it failed after the last rename
 		if err := f.open(); err != nil {
 			return err
 		}
@@ -109,7 +113,7 @@ func (f *file) write(line []byte) error {
 	return nil
 }
 
-// sync has all that was written on stable storage.
+// sync makes all written lines durable.
 func (f *file) sync() error {
 	if f.out == nil {
 		return nil
@@ -117,7 +121,8 @@ func (f *file) sync() error {
 	return f.out.Sync()
 }
 
-// rotate puts the file aside and begins another.
+// rotate renames the current file, opens a new one, and removes the oldest ones beyond
+// keep. The sync comes first: lines of the renamed file can no longer be synced later.
 func (f *file) rotate() error {
 	if err := f.out.Sync(); err != nil {
 		return err
@@ -141,6 +146,7 @@ func (f *file) rotate() error {
 	return err
 }
 
+// close makes all lines durable and closes the file.
 func (f *file) close() error {
 	if f.out == nil {
 		return nil
@@ -148,6 +154,8 @@ func (f *file) close() error {
 	return errors.Join(f.out.Sync(), f.out.Close())
 }
 
+// syncDir makes the names in a directory durable. Without it, a crash can lose a new file
+// whose contents are durable.
 func syncDir(dir string) error {
 	d, err := os.Open(dir)
 	if err != nil {

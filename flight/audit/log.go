@@ -13,27 +13,28 @@ import (
 	"bowstring/schema"
 )
 
-// Options tunes a Log. The zero value of each field but Path stands for its default.
+// Options configures a Log. Each zero field except Path has its default.
 type Options struct {
-	// Path is the file that is written. One server has it, at a time.
+	// Path is the file that is written. At most one server may use it at a time.
 	Path string
-	// MaxBytes is how long it may get before it is put aside as PATH.1, PATH.2 and so on.
+	// MaxBytes is the size at which the file is renamed to PATH.1, PATH.2 and so on.
 	// Default 100 MiB.
 	MaxBytes int64
-	// Keep is how many of those are kept, the newest. Default: all.
+	// Keep is how many renamed files are kept, the newest. Default all.
 	Keep int
-	// Queue is how many lines about reads wait to be written, at most. Default 4,096.
+	// Queue bounds the lines about reads that wait to be written. Default 4,096.
 	Queue int
-	// SyncReads has the beginning of a read be on stable storage before [Log.Begin] returns, which fails where it
-	// cannot be. Otherwise the kernel has it by then, and Begin waits for Patience at most.
+	// SyncReads makes [Log.Begin] wait until stable storage has the line, and fail if it
+	// cannot. Otherwise Begin waits until the kernel has it, and for Patience at most.
 	SyncReads bool
-	// Patience is how long the beginning of a read waits for a disk that hangs. Default 1 s.
+	// Patience bounds how long the start of a read waits for a disk that hangs. Default 1
+	// s.
 	Patience time.Duration
-	// Logger gets an error when reads could not be recorded. Default slog.Default().
+	// Logger gets a warning if reads could not be recorded. Default slog.Default().
 	Logger *slog.Logger
 }
 
-// EnsureDefaults fills in the fields that are zero.
+// EnsureDefaults sets each zero field to its default.
 func (o *Options) EnsureDefaults() {
 	if o.MaxBytes == 0 {
 		o.MaxBytes = 100 << 20
@@ -49,7 +50,7 @@ func (o *Options) EnsureDefaults() {
 	}
 }
 
-// Validate returns an error that names the first field without a sensible value.
+// Validate returns a schema.FieldError for the first invalid field.
 func (o *Options) Validate() error {
 	switch {
 	case o.Path == "":
@@ -66,19 +67,21 @@ func (o *Options) Validate() error {
 	return nil
 }
 
-// Log is a record that is being written. It is safe for concurrent use.
+// Log is an open audit log. It is safe for concurrent use. Reads are queued, because they
+// are frequent; changes are written by their caller, because they must be on stable storage
+// first.
 type Log struct {
 	logger  *slog.Logger
 	opts    Options
 	reads   chan entry
-	dropped atomic.Int64 // lines about reads that were not recorded, since that was recorded last
-	total   atomic.Int64 // and ever
+	dropped atomic.Int64 // unrecorded reads since the last line that counts them
+	total   atomic.Int64 // unrecorded reads since Open
 	done    chan struct{}
 	now     func() time.Time
 
-	complained time.Time // when the log said last that reads cannot be recorded; for run's goroutine
+	complained time.Time // time of the last warning; only run's goroutine uses it
 
-	closing sync.RWMutex // held for reading while something is put in the queue
+	closing sync.RWMutex // held for reading during a send to reads
 	closed  bool         // guarded by closing
 
 	mu   sync.Mutex
@@ -88,10 +91,10 @@ type Log struct {
 // entry is a line that waits to be written.
 type entry struct {
 	event   Event
-	written chan error // gets the outcome, if not nil; has room for it
+	written chan error // gets the outcome, if not nil; capacity 1
 }
 
-// Open opens or creates the record. Its goroutine ends with Close.
+// Open opens or creates the file. Its goroutine runs until Close.
 func Open(opts Options) (*Log, error) {
 	opts.EnsureDefaults()
 	if err := opts.Validate(); err != nil {
@@ -107,17 +110,20 @@ func Open(opts Options) (*Log, error) {
 	return l, nil
 }
 
-// Read records that a read has ended, or was refused. It does not wait; if the queue is full, the event
-// is counted and not recorded.
+// Read records that a read has ended or was refused. It does not block. If the queue is
+// full, the event is counted and not recorded.
 func (l *Log) Read(e Event) {
 	if !l.put(entry{event: stamped(e)}) {
 		l.drop()
 	}
 }
 
-// Begin records that a read begins, before the caller of the read is sent anything. With Options.SyncReads stable
-// storage has it when Begin returns nil. Without, the kernel has it, or the event is counted and not recorded, or the
-// disk has hung for Options.Patience: reading goes on, and Begin fails only with ctx's cause.
+// Begin records that a read begins. It is called before the caller of the read is sent
+// anything. With Options.SyncReads, stable storage has the line when Begin returns nil.
+//
+// Without it, a read goes on in any case, and Begin fails only with ctx's cause. The kernel
+// then has the line, or the event is counted and not recorded, or the disk has hung for
+// Options.Patience.
 func (l *Log) Begin(ctx context.Context, e Event) error {
 	line := entry{event: stamped(e), written: make(chan error, 1)}
 	if !l.put(line) {
@@ -145,7 +151,7 @@ func (l *Log) Begin(ctx context.Context, e Event) error {
 	return nil
 }
 
-// put queues a line; false if there is no room, or the log is closed.
+// put queues a line. It returns false if the queue is full or the log is closed.
 func (l *Log) put(e entry) bool {
 	l.closing.RLock()
 	defer l.closing.RUnlock()
@@ -160,15 +166,16 @@ func (l *Log) put(e entry) bool {
 	}
 }
 
+// drop counts a read that is not recorded.
 func (l *Log) drop() {
 	l.dropped.Add(1)
 	l.total.Add(1)
 }
 
-// Lost is how many lines about reads were not recorded since the Log was opened.
+// Lost returns how many reads were not recorded since Open.
 func (l *Log) Lost() int64 { return l.total.Load() }
 
-// Write records what changes something. It is on stable storage when Write returns nil.
+// Write records a change. The line is on stable storage when Write returns nil.
 func (l *Log) Write(e Event) error {
 	line, err := lineOf(stamped(e))
 	if err != nil {
@@ -188,7 +195,7 @@ func (l *Log) Write(e Event) error {
 	return nil
 }
 
-// Close records what waits, and closes the record.
+// Close writes the queued lines and closes the file. Further calls do nothing.
 func (l *Log) Close() error {
 	l.closing.Lock()
 	if l.closed {
@@ -206,10 +213,11 @@ func (l *Log) Close() error {
 	return err
 }
 
-// atOnce bounds the lines that are written before those that wait for stable storage are
-// answered.
+// atOnce bounds the lines of one batch. Callers of Begin in a batch share one sync of the
+// file.
 const atOnce = 256
 
+// run writes queued lines until Close. It takes what is queued as one batch.
 func (l *Log) run() {
 	defer close(l.done)
 	for e := range l.reads {
@@ -230,7 +238,7 @@ func (l *Log) run() {
 	l.confess()
 }
 
-// writeAll writes lines, and answers the calls that wait for them.
+// writeAll writes a batch of lines, and answers the callers that wait for them.
 func (l *Log) writeAll(batch []entry) {
 	errs := make([]error, len(batch))
 	waited := false
@@ -254,7 +262,8 @@ func (l *Log) writeAll(batch []entry) {
 	}
 }
 
-// confess records how many reads were not, if any.
+// confess writes a line with the number of unrecorded reads, if there are any. A gap in the
+// log is thus visible in the log itself.
 func (l *Log) confess() {
 	n := l.dropped.Swap(0)
 	if n == 0 {
@@ -268,10 +277,12 @@ func (l *Log) confess() {
 	l.logger.WarnContext(context.Background(), "reads were not recorded in the audit log", "count", n)
 }
 
-// complainedEvery is how often the server's log says that the record cannot be written: its disk may be full, too.
+// complainedEvery is the shortest time between two warnings. The disk of the server's log
+// may be full, too.
 const complainedEvery = 10 * time.Second
 
-// complain logs why reads are not recorded, once a while. It is for run's goroutine.
+// complain warns that reads are not recorded, at most once every complainedEvery. Only
+// run's goroutine calls it.
 func (l *Log) complain(err error) {
 	now := l.now()
 	if !l.complained.IsZero() && now.Sub(l.complained) < complainedEvery {
@@ -282,6 +293,7 @@ func (l *Log) complain(err error) {
 		l.Lost())
 }
 
+// append writes an event without a sync.
 func (l *Log) append(e Event) error {
 	line, err := lineOf(e)
 	if err != nil {
@@ -292,11 +304,14 @@ func (l *Log) append(e Event) error {
 	return l.file.write(line)
 }
 
+// stamped returns the event with the current time. Lines have the time of their event, not
+// of their write.
 func stamped(e Event) Event {
 	e.Time = time.Now().UTC()
 	return e
 }
 
+// lineOf returns the JSON of an event with a newline.
 func lineOf(e Event) ([]byte, error) {
 	line, err := json.Marshal(e)
 	if err != nil {

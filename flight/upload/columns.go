@@ -10,25 +10,31 @@ import (
 	"bowstring/schema"
 )
 
-// Names of field metadata that an upload may carry into the dataset.
+// Keys of metadata that an upload may carry into the dataset: the class names of a column,
+// and the features of the Hugging Face datasets library.
 const (
 	classesKey     = "bowstring.classes"
 	huggingFaceKey = "huggingface"
 )
 
-// incomingField is a column of the stream, as it is stored.
+// incomingField is a column as the dataset will store it, with its source in the stream.
 type incomingField struct {
 	arrow.Field
 	source
 }
 
-// newUpload decides what each column is. Blob columns are those that put
-// names, else those whose field metadata says so, else every binary and
-// large_binary one; columns in the Hugging Face layout always are.
+// newUpload decides the role of each column of a stream. There are three ways to name the
+// blob columns; the first that is used decides:
+//
+//   - the command's list of blobs,
+//   - field metadata,
+//   - the type: every binary and large_binary column.
+//
+// A struct in the layout of Hugging Face datasets is a blob column in any case.
 func newUpload(put *Command, in *arrow.Schema) (*upload, error) {
 	u := &upload{dataset: put.Dataset, split: put.Split, found: put.alters()}
 	if u.found {
-		u.split = "" // samples stay in theirs
+		u.split = "" // samples stay in their splits
 	}
 	hints := huggingFaceHints(in)
 	var meta, blobs []incomingField
@@ -54,7 +60,7 @@ func newUpload(put *Command, in *arrow.Schema) (*upload, error) {
 		if bytes, at, ok := huggingFaceStruct(f.Type); ok {
 			col := incomingField{f, source{f.Name, i, bytes}}
 			col.Type = arrow.BinaryTypes.LargeBinary
-			col.Nullable = true // the struct or its bytes may be
+			col.Nullable = true // the struct or its bytes may be null
 			blobs = append(blobs, col)
 			if at >= 0 && path == nil {
 				path = &incomingField{arrow.Field{Name: schema.PathColumn, Type: arrow.BinaryTypes.String,
@@ -72,6 +78,8 @@ func newUpload(put *Command, in *arrow.Schema) (*upload, error) {
 			meta = append(meta, col)
 		}
 	}
+	// The path of the first struct becomes a metadata column, unless the stream has a
+	// column of that name.
 	if path != nil && !slices.ContainsFunc(in.Fields(), func(f arrow.Field) bool {
 		return f.Name == schema.PathColumn
 	}) {
@@ -81,6 +89,7 @@ func newUpload(put *Command, in *arrow.Schema) (*upload, error) {
 		return nil, err
 	}
 
+	// The dataset's schema has metadata columns first, and then blob columns.
 	metaFields, blobFields := make([]arrow.Field, len(meta)), make([]arrow.Field, len(blobs))
 	for i, f := range meta {
 		metaFields[i] = arrow.Field{Name: f.Name, Type: f.Type, Nullable: f.Nullable, Metadata: classes(f.Field, hints)}
@@ -113,6 +122,7 @@ func newUpload(put *Command, in *arrow.Schema) (*upload, error) {
 	return u, nil
 }
 
+// known returns the names of fields as the end of an error message.
 func known(fields []arrow.Field) string {
 	if len(fields) == 0 {
 		return "; it has none"
@@ -127,7 +137,8 @@ func known(fields []arrow.Field) string {
 	return s
 }
 
-// valueType is the type that values of t are stored in.
+// valueType returns the type in which values of t are stored: without dictionaries and
+// extensions.
 func valueType(t arrow.DataType) arrow.DataType {
 	switch dt := t.(type) {
 	case *arrow.DictionaryType:
@@ -138,14 +149,17 @@ func valueType(t arrow.DataType) arrow.DataType {
 	return t
 }
 
+// isBinary reports whether values of t can be blobs.
 func isBinary(t arrow.DataType) bool {
 	return t.ID() == arrow.BINARY || t.ID() == arrow.LARGE_BINARY
 }
 
+// isText reports whether values of t are UTF-8.
 func isText(t arrow.DataType) bool { return t.ID() == arrow.STRING || t.ID() == arrow.LARGE_STRING }
 
-// huggingFaceStruct recognises struct<bytes: binary, path: string>, and returns
-// where its children are; path may be absent (-1).
+// huggingFaceStruct recognises struct<bytes: binary, path: string>. It returns the indices
+// of the children; path is -1 if there is none. A struct with any other child is not
+// recognised, because that child would be lost.
 func huggingFaceStruct(t arrow.DataType) (bytes, path int, ok bool) {
 	st, isStruct := t.(*arrow.StructType)
 	if !isStruct {
@@ -165,14 +179,14 @@ func huggingFaceStruct(t arrow.DataType) (bytes, path int, ok bool) {
 	return bytes, path, bytes >= 0
 }
 
-// feature is what Hugging Face's schema metadata says of a column.
+// feature is the description of a column in Hugging Face's schema metadata.
 type feature struct {
 	Type  string   `json:"_type"`
 	Names []string `json:"names"`
 }
 
-// huggingFaceHints reads a schema's huggingface metadata, if it has any that
-// can be understood: it is another project's, so what is strange is passed over.
+// huggingFaceHints reads the huggingface metadata of a schema. Another project defines it,
+// so anything unexpected is ignored and is not an error.
 func huggingFaceHints(s *arrow.Schema) map[string]feature {
 	md := s.Metadata()
 	i := md.FindKey(huggingFaceKey)
@@ -197,7 +211,7 @@ func huggingFaceHints(s *arrow.Schema) map[string]feature {
 	return hints
 }
 
-// classes is the field metadata that a metadata column keeps: its class names.
+// classes returns the field metadata that a metadata column keeps: its class names.
 func classes(f arrow.Field, hints map[string]feature) arrow.Metadata {
 	if i := f.Metadata.FindKey(classesKey); i >= 0 {
 		return arrow.NewMetadata([]string{classesKey}, []string{f.Metadata.Values()[i]})
@@ -208,8 +222,9 @@ func classes(f arrow.Field, hints map[string]feature) arrow.Metadata {
 	return arrow.Metadata{}
 }
 
-// isBlob decides whether a column holds blobs. A column of lists or structs of bytes is refused where the command does not
-// say what blobs are: as metadata it would have no checksums and no operators.
+// isBlob decides whether a column holds blobs. A column of lists or structs of bytes is
+// refused unless the command names the blobs: as metadata it would have no checksums and no
+// operators.
 func (p *Command) isBlob(f arrow.Field, in *arrow.Schema) (bool, error) {
 	switch {
 	case p.Blobs == nil && !slices.ContainsFunc(in.Fields(), schema.IsBlob) && schema.HoldsBytes(f.Type):
@@ -234,7 +249,7 @@ func (p *Command) isBlob(f arrow.Field, in *arrow.Schema) (bool, error) {
 	return true, nil
 }
 
-// checkNames reports names in the command that the upload lacks.
+// checkNames returns an error for a name in the command that is not a column of the upload.
 func (p *Command) checkNames(in *arrow.Schema, blobs []incomingField) error {
 	for _, name := range p.Blobs {
 		if len(in.FieldIndices(name)) == 0 {
@@ -253,8 +268,8 @@ func (p *Command) checkNames(in *arrow.Schema, blobs []incomingField) error {
 	return nil
 }
 
-// mediaOf is the media type of a blob column, "" if neither the stream nor the dataset
-// names one.
+// mediaOf returns the media type of a blob column, "" if it is not known. The command takes
+// precedence over field metadata, and that over Hugging Face's hints.
 func (p *Command) mediaOf(f arrow.Field, hints map[string]feature, huggingFace bool) string {
 	switch {
 	case p.Media[f.Name] != "":

@@ -13,13 +13,13 @@ import (
 	"bowstring/schema"
 )
 
-// Request is the JSON of a DoPut command. One of the two is set.
+// Request is the JSON of a DoPut command. Exactly one of the fields is set.
 type Request struct {
 	Put       *Command   `json:"put"`
 	Selection *Selection `json:"selection"`
 }
 
-// Command says where rows go and what their columns are.
+// Command says where rows are stored and what their columns are.
 type Command struct {
 	Dataset string            `json:"dataset"`
 	Split   string            `json:"split"`
@@ -29,25 +29,28 @@ type Command struct {
 	Media   map[string]string `json:"media"`
 	Source  string            `json:"source"`
 	Commit  string            `json:"commit"`
-	// On and Missing are for the modes merge and delete, of which the first finds rows by the column On.
+	// On and Missing are for the modes merge and delete. On is the column by which rows
+	// find existing ones. Missing says what happens to a row that finds none.
 	On          string   `json:"on"`
 	Missing     string   `json:"missing"`
 	DropColumns []string `json:"drop_columns"`
 }
 
-// Selection says of which snapshot the positions are.
+// Selection names the snapshot whose positions are uploaded.
 type Selection struct {
 	catalog.Ref
 }
 
-// batchAck is the JSON of the result for a batch: sums over the call.
+// batchAck is the JSON of the result for a batch. Rows and Bytes are sums over the call, so
+// that a client may skip results.
 type batchAck struct {
 	Batch int64 `json:"batch"`
 	Rows  int64 `json:"rows"`
 	Bytes int64 `json:"bytes"`
 }
 
-// putAck is the JSON of the last result.
+// putAck is the JSON of the last result. Changed is false if the dataset has the rows
+// already, so that no snapshot was made.
 type putAck struct {
 	Dataset  string `json:"dataset"`
 	Snapshot int64  `json:"snapshot"`
@@ -55,7 +58,7 @@ type putAck struct {
 	Changed  bool   `json:"changed"`
 }
 
-// noteAck is the JSON of a result that says what a put means for readers of the dataset.
+// noteAck is the JSON of a result that explains a consequence for readers of the dataset.
 type noteAck struct {
 	Note string `json:"note"`
 }
@@ -68,10 +71,11 @@ type selectionAck struct {
 	Rows      int64  `json:"rows"`
 }
 
-// MaxSource bounds the text of Command.Source in bytes.
+// MaxSource bounds Command.Source in bytes. Each snapshot stores it.
 const MaxSource = 4 << 10
 
-// Parse reads the descriptor of a DoPut.
+// Parse reads the descriptor of a DoPut, sets defaults, and checks all fields. A path is a
+// short form: a dataset, and a split if wanted.
 func Parse(d *flight.FlightDescriptor) (Request, error) {
 	var req Request
 	switch d.GetType() {
@@ -111,6 +115,7 @@ func Parse(d *flight.FlightDescriptor) (Request, error) {
 	return req, req.Selection.Check()
 }
 
+// check returns a schema.FieldError for the first wrong field.
 func (p *Command) check() error {
 	for field, n := range map[string]int{"put.blobs": len(p.Blobs), "put.media": len(p.Media),
 		"put.drop_columns": len(p.DropColumns)} {
@@ -142,16 +147,19 @@ func (p *Command) check() error {
 	return nil
 }
 
-// Values of Command.Mode by which rows change those that are there.
+// Values of Command.Mode that package ingest does not have: their rows change existing
+// ones.
 const (
 	modeMerge  = "merge"
 	modeDelete = "delete"
 )
 
-// alters reports whether the rows change those that are there.
+// alters reports whether the rows change existing rows.
 func (p *Command) alters() bool { return p.Mode == modeMerge || p.Mode == modeDelete }
 
-// checkAlters checks the fields of changes of what is there.
+// checkAlters checks the fields of the modes merge and delete, and sets their defaults. In
+// other modes these fields must be absent: a client that sets them expects a change that
+// would not happen.
 func (p *Command) checkAlters() error {
 	switch {
 	case !p.alters() && p.On != "":
@@ -174,7 +182,7 @@ func (p *Command) checkAlters() error {
 	}
 	if p.Missing == "" {
 		p.Missing = string(ingest.MissingError)
-		if p.Mode == modeDelete { // so that it may be repeated where its answer was lost
+		if p.Mode == modeDelete { // a client whose answer was lost may repeat the delete
 			p.Missing = string(ingest.MissingIgnore)
 		}
 	}
@@ -188,31 +196,34 @@ func (p *Command) checkAlters() error {
 	return nil
 }
 
-// commitMessage is the JSON of the metadata message that commits a put which
-// asked for one.
+// commitMessage is the JSON of the metadata message that commits a put, if the command
+// requires one. Rows, if set, must be the number of rows that arrived.
 type commitMessage struct {
 	Commit bool   `json:"commit"`
 	Rows   *int64 `json:"rows"`
 }
 
-// Values of Command.Commit.
+// Values of Command.Commit. With "message", a stream that ends early in good order commits
+// nothing.
 const (
 	commitAtEnd     = "end"
 	commitByMessage = "message"
 )
 
-// expectedCommit is what a put waits for before it commits.
+// expectedCommit is the condition under which a put commits. The goroutine of the stream
+// uses it.
 type expectedCommit struct {
 	byMessage bool
-	message   *commitMessage // that came
+	message   *commitMessage // nil before it arrives
 }
 
-// expectCommit has a stream look out for the message that commits a put which asked for one.
+// expectCommit makes a stream watch for the message that commits the put. It sets the
+// stream's callbacks.
 func expectCommit(put *Command, in *Incoming) *expectedCommit {
 	e := &expectedCommit{byMessage: put.Commit == commitByMessage}
 	in.onMetadata = func(b []byte) error {
 		if !e.byMessage {
-			return nil // a note without rows means nothing to us
+			return nil // metadata without rows has no meaning here
 		}
 		if e.message != nil {
 			return &schema.FieldError{Field: "commit", Got: "it a second time",
@@ -237,7 +248,7 @@ func expectCommit(put *Command, in *Incoming) *expectedCommit {
 	return e
 }
 
-// check fails unless what came may be committed.
+// check returns an error unless the put may be committed with this number of rows.
 func (e *expectedCommit) check(rows int64) error {
 	if !e.byMessage {
 		return nil
@@ -253,8 +264,8 @@ func (e *expectedCommit) check(rows int64) error {
 	return nil
 }
 
-// like says in the command which columns of an upload hold blobs: those that do in the dataset, and of new ones those
-// that would in a new dataset.
+// like sets the blob columns of the command. An existing column of the dataset keeps its
+// kind. A new column gets the kind that it would have in a new dataset.
 func (p *Command) like(base, in *arrow.Schema) error {
 	named := p.Blobs
 	p.Media = maps.Clone(p.Media)
@@ -277,7 +288,7 @@ func (p *Command) like(base, in *arrow.Schema) error {
 				continue
 			}
 			if slices.Contains(named, f.Name) {
-				blobs = append(blobs, f.Name) // which is refused, as it is none in the dataset
+				blobs = append(blobs, f.Name) // refused later: it holds no blobs in the dataset
 			}
 			continue
 		}
@@ -294,7 +305,7 @@ func (p *Command) like(base, in *arrow.Schema) error {
 	}
 	for _, name := range named {
 		if len(in.FieldIndices(name)) == 0 {
-			blobs = append(blobs, name) // which is refused, too
+			blobs = append(blobs, name) // refused later: the upload has no such column
 		}
 	}
 	p.Blobs = blobs

@@ -19,50 +19,54 @@ import (
 	"bowstring/schema/ipc"
 )
 
-// Config is what a stream is read with.
+// Config has the limits and the accounts of a stream.
 type Config struct {
 	MaxBatchRows, MaxMessageBytes int
-	// Work bounds what works on uploads at once, and Account is that on which this one does.
+	// Work limits the uploads that use the CPU at once. Account is the one that this
+	// upload's turns are charged to.
 	Work    *admission.Work
 	Account string
-	// Mem is where what is made of messages comes from, and Lease what it may take with them.
+	// Mem allocates the arrays that are decoded from messages. Lease accounts for them and
+	// for the messages.
 	Mem   memory.Allocator
 	Lease *wire.Lease
-	// Moved counts what was taken in.
+	// Moved counts the rows and bytes that were stored.
 	Moved interface{ Count(rows int, bytes int64) }
 }
 
-// Incoming reads the record batches of a client's stream, with the messages
-// that are none taken out. It is for one goroutine.
+// Incoming reads the record batches of a client's stream. It filters out the messages that
+// have metadata only. One goroutine uses it.
 type Incoming struct {
 	Config
 	stream flight.DataStreamReader
 	ctx    context.Context // the call's
 	mem    memory.Allocator
-	lease  *wire.Lease // of the last message and what is made of it; the next one takes it over
-	kept   *wire.Lease // of what outlives its message
-	// onMetadata is called with each message that holds app_metadata only; nil
-	// ignores them. onData is called before each other one; nil does nothing.
+	lease  *wire.Lease // of the last message and its arrays; the next message reuses it
+	kept   *wire.Lease // of data that outlives its message; until Close
+	// onMetadata is called with each message that has only app_metadata; nil ignores them.
+	// onData is called before each other message; nil does nothing.
 	onMetadata func([]byte) error
 	onData     func() error
 
 	first *flight.FlightData // read by Descriptor, not yet by recv
 }
 
-// NewIncoming reads the stream of a call, whose context is ctx. The caller closes it.
+// NewIncoming returns a reader of a call's stream. ctx is the call's context. The caller
+// closes the result.
 func NewIncoming(ctx context.Context, stream flight.DataStreamReader, c Config) *Incoming {
 	return &Incoming{Config: c, stream: stream, ctx: ctx, lease: c.Lease, kept: c.Lease.Another(),
 		mem: &ipc.Allocator{Allocator: c.Mem, Memory: c.Lease}}
 }
 
-// Close gives back what the stream took beyond its last message.
+// Close releases the memory that outlived its message. The call releases the last message.
 func (in *Incoming) Close() { in.kept.Release() }
 
-// RowsAtOnce is how many rows may be worked on without waiting for a turn: it
-// takes less than a turn of another.
+// RowsAtOnce is how many rows are processed without waiting for a turn. It takes less time
+// than the turn of another upload.
 const RowsAtOnce = 1024
 
-// turn runs f when it is its turn. Where what f makes waits for memory, the turn is others' meanwhile.
+// turn runs f in a turn of the upload's account. While f waits for memory, other uploads
+// have the turn.
 func (in *Incoming) turn(f func(*admission.Turn) error) error {
 	return in.Work.DoInPieces(in.ctx, in.Account, func(t *admission.Turn) error {
 		in.lease.During(t)
@@ -71,10 +75,11 @@ func (in *Incoming) turn(f func(*admission.Turn) error) error {
 	})
 }
 
-// rowsAPiece is how many rows are worked on before others have a turn: some milliseconds.
+// rowsAPiece is how many rows are processed before others get a turn: some milliseconds.
 const rowsAPiece = 1 << 15
 
-// turnOf is turn for work on n rows.
+// turnOf is turn for work on n rows. f gets nil if the rows are few: Pause of a nil turn
+// does nothing.
 func (in *Incoming) turnOf(n int, f func(*admission.Turn) error) error {
 	if n <= RowsAtOnce {
 		return f(nil)
@@ -82,7 +87,7 @@ func (in *Incoming) turnOf(n int, f func(*admission.Turn) error) error {
 	return in.turn(f)
 }
 
-// Descriptor returns the descriptor, which the first message carries.
+// Descriptor returns the descriptor of the first message. It is called before Batches.
 func (in *Incoming) Descriptor() (*flight.FlightDescriptor, error) {
 	first, err := in.stream.Recv()
 	if errors.Is(err, io.EOF) {
@@ -98,7 +103,7 @@ func (in *Incoming) Descriptor() (*flight.FlightDescriptor, error) {
 	return first.FlightDescriptor, nil
 }
 
-// recv returns the next message with a schema, dictionary or batch.
+// recv returns the next message with a schema, dictionary or batch, io.EOF at the end.
 func (in *Incoming) recv() (*flight.FlightData, error) {
 	for {
 		fd := in.first
@@ -125,7 +130,7 @@ func (in *Incoming) recv() (*flight.FlightData, error) {
 	}
 }
 
-// Batches waits for the schema and returns a reader of the batches.
+// Batches waits for the schema and returns a reader of the batches that follow.
 func (in *Incoming) Batches() (*Batches, error) {
 	fd, err := in.recv()
 	if errors.Is(err, io.EOF) {
@@ -148,17 +153,17 @@ func (in *Incoming) Batches() (*Batches, error) {
 	return &Batches{r, in}, refused(err)
 }
 
-// schemaLimits bound the schema of an upload.
+// schemaLimits bound the schema of an upload: decoding it takes many times its bytes.
 var schemaLimits = ipc.SchemaLimits{Bytes: 2 << 20, Tables: 1 << 15, Depth: 32, Dictionaries: 1}
 
-// Batches reads the record batches of a stream, whose schema has come.
+// Batches reads the record batches of a stream after its schema. One goroutine uses it.
 type Batches struct {
 	*ipc.Reader
 	in *Incoming
 }
 
-// Next returns the next batch, io.EOF at the stream's end in good order. A batch
-// is valid until the next call.
+// Next returns the next batch, and io.EOF if the client has closed the stream. A batch is
+// valid until the next call: its memory is that of the message.
 func (b *Batches) Next() (*ipc.Batch, error) {
 	for {
 		fd, err := b.in.recv()
@@ -172,7 +177,8 @@ func (b *Batches) Next() (*ipc.Batch, error) {
 	}
 }
 
-// refused says of an error about a message whether it is the client's mistake, or beyond a limit.
+// refused classifies an error about a message: schema.ErrLimit if a limit was exceeded, and
+// schema.ErrInvalid otherwise. Other errors stay as they are.
 func refused(err error) error {
 	if wrong, ok := errors.AsType[*ipc.Error](err); ok {
 		kind := schema.ErrInvalid
@@ -184,9 +190,8 @@ func refused(err error) error {
 	return err
 }
 
-// rowCost is what each row of an upload takes besides its values, while it is
-// taken apart, in bytes: its id and place, and for each blob the slice, the
-// reference and the cell by which it goes into the store.
+// rowCost returns the memory of a row besides its values while it is converted, in bytes:
+// its id and place, and for each blob the slice, the reference and the store's cell.
 func rowCost(blobs int, splits bool) int64 {
 	cost := int64(32 + 256*blobs)
 	if splits {
@@ -195,11 +200,12 @@ func rowCost(blobs int, splits bool) int64 {
 	return cost
 }
 
-// idCost is what a row takes until its snapshot is committed: the ids, in a
-// list that may have just grown.
+// idCost is the memory of a row's id until its snapshot is committed, in bytes. The list of
+// ids may have just grown, so it counts more than the 16 bytes of an id.
 const idCost = 40
 
-// rowsTake counts in what n rows take at cost each.
+// rowsTake reserves the memory of n rows at cost bytes each. It fails with schema.ErrLimit
+// before the product can overflow.
 func rowsTake(l *wire.Lease, n int, cost int64) error {
 	if int64(n) > math.MaxInt64/cost {
 		return fmt.Errorf("%w: %d rows", schema.ErrLimit, n)
@@ -207,11 +213,12 @@ func rowsTake(l *wire.Lease, n int, cost int64) error {
 	return l.Grow(int64(n) * cost)
 }
 
-// positionCost is what a row of a request takes, in bytes.
+// positionCost is the memory of a requested position, in bytes.
 const positionCost = 8
 
-// Positions reads what a batch asks for: the one column that it has, by name
-// "position" or "id". Those that the job's caller may not see are not there.
+// Positions reads the samples that a batch names by its single column "position" or "id".
+// Samples that are hidden from the job's caller do not exist: the error is that of an
+// unknown id or position.
 func (in *Incoming) Positions(ctx context.Context, job *fetch.Job, rec *ipc.Batch) (positions []int64, err error) {
 	var wanted []schema.ID
 	err = in.turnOf(rec.Rows, func(*admission.Turn) (err error) {
@@ -221,7 +228,7 @@ func (in *Incoming) Positions(ctx context.Context, job *fetch.Job, rec *ipc.Batc
 	if err != nil || wanted == nil {
 		return positions, err
 	}
-	m := job.Alone() // a mixture is asked for by no exchange
+	m := job.Alone() // not nil: an exchange has no mixture
 	if positions, err = m.Find(ctx, wanted); err != nil {
 		return nil, err
 	}
@@ -235,10 +242,10 @@ func (in *Incoming) Positions(ctx context.Context, job *fetch.Job, rec *ipc.Batc
 	return positions, nil
 }
 
-// lookupCost is what an id that is looked up takes beside its position, in bytes.
+// lookupCost is the memory of an id that is looked up, besides its position, in bytes.
 const lookupCost = 64
 
-// wanted reads the positions, or the ids, that a batch has.
+// wanted reads the positions or the ids of a batch. Exactly one result is not nil.
 func (in *Incoming) wanted(job *fetch.Job, rec *ipc.Batch) (positions []int64, wanted []schema.ID, err error) {
 	byID := !job.Hides(schema.IDColumn)
 	want := `one column, "position" or "id"`
@@ -285,7 +292,7 @@ func (in *Incoming) wanted(job *fetch.Job, rec *ipc.Batch) (positions []int64, w
 	}
 }
 
-// integers returns the values of an integer column that has no nulls.
+// integers returns the values of an integer column. It fails if the column has nulls.
 func integers(name string, a arrow.Array) (func(int) int64, error) {
 	at, err := ipc.Integers(a)
 	if err != nil {
@@ -295,6 +302,7 @@ func integers(name string, a arrow.Array) (func(int) int64, error) {
 	return at, noNulls(name, a)
 }
 
+// noNulls fails with the row of the first null.
 func noNulls(name string, a arrow.Array) error {
 	for i := range a.Len() {
 		if a.IsNull(i) {
@@ -305,7 +313,8 @@ func noNulls(name string, a arrow.Array) error {
 	return nil
 }
 
-// ids returns the values of a column of sample ids that has no nulls.
+// ids returns the values of a column of sample ids: 16 bytes, or text with a UUID. It fails
+// if the column has nulls. The accessor parses a text when it is called, not before.
 func ids(name string, a arrow.Array) (func(int) (schema.ID, error), error) {
 	if ext, ok := a.(array.ExtensionArray); ok {
 		a = ext.Storage()
@@ -336,8 +345,8 @@ func ids(name string, a arrow.Array) (func(int) (schema.ID, error), error) {
 	return at, noNulls(name, a)
 }
 
-// texts returns the values of a string or binary column without a copy, valid as long as
-// the array; ok is false for null.
+// texts returns the values of a string or binary column. Binary values are not copied and
+// valid as long as the array. ok is false for null.
 func texts(a arrow.Array) (at func(int) (v []byte, ok bool), err error) {
 	var value func(int) []byte
 	switch a := a.(type) {

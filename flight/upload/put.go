@@ -16,9 +16,9 @@ import (
 	"bowstring/schema/ipc"
 )
 
-// Put stores rows as a snapshot, or positions as a selection. Its rows become visible
-// only after the client has ended its stream without an error; a stream that breaks off
-// leaves nothing.
+// Put stores rows as a snapshot, or positions as a selection. The rows become visible only
+// after the client has closed its stream without an error. A stream that breaks leaves
+// nothing.
 func Put(ctx context.Context, cat *catalog.Catalog, req Request, in *Incoming, out *Results) error {
 	p := &putting{cat, in, out}
 	if req.Selection != nil {
@@ -27,20 +27,20 @@ func Put(ctx context.Context, cat *catalog.Catalog, req Request, in *Incoming, o
 	return p.rows(ctx, req.Put)
 }
 
-// putting is a DoPut.
+// putting is the state of one DoPut. Its handler's goroutine uses it.
 type putting struct {
 	cat *catalog.Catalog
 	in  *Incoming
 	out *Results
 }
 
-// mergeAck is the JSON of the last result of a put that changes what is there.
+// mergeAck is the JSON of the last result of a put that changes existing rows.
 type mergeAck struct {
 	putAck
 	alterCounts
 }
 
-// alterCounts are how many rows were found, added, left out, and deleted.
+// alterCounts count the rows that were matched, inserted, ignored, and deleted.
 type alterCounts struct {
 	Matched  int64 `json:"matched"`
 	Inserted int64 `json:"inserted"`
@@ -52,8 +52,9 @@ func countsOf(a ingest.Altered) alterCounts {
 	return alterCounts{a.Matched, a.Inserted, a.Ignored, a.Deleted}
 }
 
-// rows stores one batch after the other; a client that is faster than the
-// store is held back by gRPC's flow control.
+// rows stores one batch after the other. If a client is faster than the store, gRPC's flow
+// control slows it down. The order of checks matters: the form of the stream comes before
+// the rights, and the rights before anything that reads the dataset.
 func (p *putting) rows(ctx context.Context, put *Command) (err error) {
 	commit := expectCommit(put, p.in)
 	batches, err := p.in.Batches()
@@ -112,10 +113,11 @@ func (p *putting) rows(ctx context.Context, put *Command) (err error) {
 	return p.out.Add(putAck{Dataset: snap.Dataset, Snapshot: snap.Number, Rows: ack.Rows, Changed: changed})
 }
 
-// storeBatches stores the rows of all batches of a stream.
+// storeBatches stores the rows of all batches of a stream, and sends a result for each. A
+// client can thus see its progress.
 func (p *putting) storeBatches(ctx context.Context, up *upload, batches *Batches,
 	w rowWriter) (ack batchAck, err error) {
-	chunk := p.in.kept.Another() // of the metadata that waits for its chunk to be full
+	chunk := p.in.kept.Another() // of metadata whose chunk is not full yet
 	defer chunk.Release()
 	for ; ; ack.Batch++ {
 		rec, err := batches.Next()
@@ -134,10 +136,12 @@ func (p *putting) storeBatches(ctx context.Context, up *upload, batches *Batches
 	}
 }
 
-// storeBatch stores the rows of a batch behind those of ack, and adds them to it.
-// chunk counts the metadata that the writer gathers.
+// storeBatch stores the rows of a batch behind those that ack counts, and adds them to ack.
+// chunk accounts for the metadata that the writer collects.
 func (p *putting) storeBatch(ctx context.Context, up *upload, w rowWriter, rec *ipc.Batch, chunk *wire.Lease,
 	ack *batchAck) error {
+	// All memory is reserved before the rows are converted. A small message with a
+	// dictionary or with nulls can have very many rows.
 	if err := rowsTake(p.in.lease, rec.Rows, rowCost(len(up.blobFrom), up.splitFrom != nil)); err != nil {
 		return err
 	}
@@ -155,7 +159,7 @@ func (p *putting) storeBatch(ctx context.Context, up *upload, w rowWriter, rec *
 		return err
 	}
 	defer rows.release()
-	// Twice: as it is gathered, and as the chunk that is made of it.
+	// The metadata is in memory twice: as collected rows, and as the chunk that they become.
 	if err := chunk.Grow(2 * rows.metaBytes()); err != nil {
 		return err
 	}
@@ -163,7 +167,7 @@ func (p *putting) storeBatch(ctx context.Context, up *upload, w rowWriter, rec *
 		return err
 	}
 	if before := ack.Rows; before/schema.ChunkRows != (before+int64(rec.Rows))/schema.ChunkRows {
-		chunk.Shrink(max(0, chunk.Bytes()-2*rows.metaBytes())) // what came before this batch is stored
+		chunk.Shrink(max(0, chunk.Bytes()-2*rows.metaBytes())) // earlier batches are stored
 	}
 	ack.Rows += int64(rec.Rows)
 	ack.Bytes += rows.bytes
@@ -171,8 +175,8 @@ func (p *putting) storeBatch(ctx context.Context, up *upload, w rowWriter, rec *
 	return nil
 }
 
-// rowsBefore counts the rows that the split has already, behind which an
-// append goes on numbering.
+// rowsBefore returns how many rows the split has already. An append continues to number
+// rows behind them.
 func (p *putting) rowsBefore(ctx context.Context, put *Command, mode ingest.Mode) (int64, error) {
 	if mode != ingest.Append {
 		return 0, nil
@@ -188,11 +192,12 @@ func (p *putting) rowsBefore(ctx context.Context, put *Command, mode ingest.Mode
 	return snap.Splits[i].Rows(), nil
 }
 
-// keptPositionCost is what a position of a selection takes, in a list that may
-// have just grown, in bytes.
+// keptPositionCost is the memory of a position of a selection, in bytes. The list may have
+// just grown.
 const keptPositionCost = 24
 
-// selection collects positions, at most as many as the snapshot has.
+// selection collects positions and saves them. It bounds them by the rows of the snapshot
+// that the caller sees: more can only be repetitions.
 func (p *putting) selection(ctx context.Context, cmd *Selection) error {
 	req := cmd.Request()
 	req.Columns = []string{schema.PositionColumn}
@@ -236,7 +241,8 @@ func (p *putting) selection(ctx context.Context, cmd *Selection) error {
 	return p.out.Add(selectionAck{Dataset: cmd.Dataset, Snapshot: snapshot, Selection: name, Rows: int64(len(positions))})
 }
 
-// altered takes rows in, which it keeps, and changes the dataset by them.
+// altered collects rows in memory and changes the dataset by them. It cannot store them as
+// they arrive: which existing rows they change is known only when all are there.
 func (p *putting) altered(ctx context.Context, put *Command, batches *Batches,
 	commit *expectedCommit) (err error) {
 	base, err := p.cat.Alterable(ctx, put.Dataset)

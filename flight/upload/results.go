@@ -10,34 +10,36 @@ import (
 	"github.com/apache/arrow/go/v17/arrow/flight"
 )
 
-// MaxUnread is how many results wait for a client that does not read. Beyond
-// that each takes the place of the last, which it includes: they are sums.
+// MaxUnread bounds the results that wait for a client that does not read. A further result
+// replaces the last one. Nothing is lost by that, because results are sums.
 const MaxUnread = 4096
 
-// Results sends PutResults from a goroutine of its own, so that a client that
-// reads none of them, or all of them at the end, is not held up.
+// Results sends PutResults from its own goroutine. A client that reads them late, or not at
+// all, does not delay its upload. Add, Flush and Abandon may be called while Run runs.
 type Results struct {
 	ctx    context.Context
 	cancel context.CancelCauseFunc
 	send   func(*flight.PutResult) error
 
 	mu       sync.Mutex
-	waiting  [][]byte // guarded by mu
-	complete bool     // no more will come; guarded by mu
-	more     chan struct{}
-	sent     chan struct{} // closed when run has ended
+	waiting  [][]byte      // guarded by mu
+	complete bool          // Flush was called; guarded by mu
+	more     chan struct{} // capacity 1; signalled when Run has something to do
+	sent     chan struct{} // closed when Run has returned
 }
 
+// errAbandoned is the cause with which Abandon ends Run.
 var errAbandoned = errors.New("the call is over")
 
-// NewResults returns results that send sends. The caller has Run run, and calls Flush or Abandon.
+// NewResults returns results that are sent by send. The caller runs Run in a goroutine, and
+// calls Flush or Abandon.
 func NewResults(ctx context.Context, send func(*flight.PutResult) error) *Results {
 	r := &Results{send: send, more: make(chan struct{}, 1), sent: make(chan struct{})}
 	r.ctx, r.cancel = context.WithCancelCause(ctx)
 	return r
 }
 
-// Add queues a result. It does not wait.
+// Add queues a result. It does not block.
 func (r *Results) Add(v any) error {
 	b, err := json.Marshal(v)
 	if err != nil {
@@ -53,6 +55,7 @@ func (r *Results) Add(v any) error {
 	return nil
 }
 
+// wake makes Run check the queue. A signal that is already there is enough.
 func (r *Results) wake() {
 	select {
 	case r.more <- struct{}{}:
@@ -60,7 +63,8 @@ func (r *Results) wake() {
 	}
 }
 
-// Run sends what is queued until Flush's or Abandon's end, or an error.
+// Run sends queued results until Flush has drained the queue, Abandon is called, or a send
+// fails.
 func (r *Results) Run() {
 	defer close(r.sent)
 	for {
@@ -91,7 +95,8 @@ func (r *Results) Run() {
 	}
 }
 
-// Flush waits until all results are sent.
+// Flush waits until all results are sent. It returns the first error of a send, or the
+// cause of the call's end.
 func (r *Results) Flush() error {
 	r.mu.Lock()
 	r.complete = true
@@ -105,5 +110,5 @@ func (r *Results) Flush() error {
 	}
 }
 
-// Abandon lets run end. It may be inside a send, which ends with the call.
+// Abandon makes Run return. Run may be blocked in a send, which ends with the call.
 func (r *Results) Abandon() { r.cancel(errAbandoned) }

@@ -15,58 +15,59 @@ import (
 	"bowstring/schema/ipc"
 )
 
-// upload says how the columns of an incoming stream become those of a
-// dataset. It is immutable.
+// upload maps the columns of an incoming stream to those of a dataset. newUpload makes it
+// once for a stream. It is immutable.
 type upload struct {
 	dataset string
 	split   string
 	schema  *arrow.Schema // of the dataset
 	meta    *arrow.Schema // its metadata columns
 
-	first int64 // rows that the split has already
-	found bool  // rows are found by a column: without a column id they have none
+	first int64 // rows that the split had before; derived ids continue behind them
+	found bool  // rows find existing ones by a column; they need no ids of their own
 
-	id        *source // nil: ids are derived
-	key       *source // what they are derived from; nil: the row's number
-	splitFrom *source // nil: all rows are in split
+	id        *source // nil if ids are derived
+	key       *source // the column that ids are derived from; nil for the row's number
+	splitFrom *source // nil if all rows are in split
 	metaFrom  []source
 	blobFrom  []source
 }
 
-// source is where the values of a column come from: a column of the stream,
-// or a child of one that is a struct.
+// source is where the values of a column come from: a column of the stream, or a child of a
+// column that is a struct.
 type source struct {
-	name   string // as errors say it
+	name   string // for errors
 	column int
 	child  int // -1: the column itself
 }
 
-// uploadedRows are the rows of a record as ingest takes them. The memory that they point
-// to is valid until release.
+// uploadedRows are the rows of a record in the form that ingest takes. Their memory is
+// valid until release, and belongs to the message. One goroutine uses them.
 type uploadedRows struct {
 	ids   []schema.ID
 	meta  arrow.Record
 	blobs [][][]byte
 	bytes int64 // of all blobs
-	runs  []run // all rows, by the split they are in
+	runs  []run // all rows, grouped by split
 
 	mem     memory.Allocator
-	lease   *wire.Lease   // that mem takes from
-	columns []arrow.Array // made of what came, to be released
+	lease   *wire.Lease   // accounts for the memory of mem
+	columns []arrow.Array // decoded arrays; release frees them
 }
 
-// run is rows [start, end) that are in one split.
+// run is the rows [start, end), which are all in one split.
 type run struct {
 	split      string
 	start, end int
 }
 
-// rowWriter takes rows, as an ingest.Writer does.
+// rowWriter takes rows. It is an ingest.Writer or an ingest.Alteration.
 type rowWriter interface {
 	Write(ctx context.Context, split string, ids []schema.ID, meta arrow.Record, blobs [][][]byte) error
 }
 
-// write stores the rows, run by run.
+// write stores the rows run by run, because the writer takes one split at a time. Slices
+// share the memory of the record.
 func (r *uploadedRows) write(ctx context.Context, w rowWriter) error {
 	for _, run := range r.runs {
 		meta := r.meta.NewSlice(int64(run.start), int64(run.end))
@@ -87,8 +88,8 @@ func (r *uploadedRows) write(ctx context.Context, w rowWriter) error {
 	return nil
 }
 
-// splits divides n rows into runs of one split. A row whose split is null or
-// empty is in that of the command.
+// splits divides n rows into runs of one split. A row whose split is null or empty belongs
+// to the split of the command.
 func (u *upload) splits(columns []arrow.Array, n int) ([]run, error) {
 	if u.splitFrom == nil {
 		return []run{{u.split, 0, n}}, nil
@@ -112,6 +113,7 @@ func (u *upload) splits(columns []arrow.Array, n int) ([]run, error) {
 	return runs, nil
 }
 
+// release frees the decoded arrays. The rows must not be used afterwards.
 func (r *uploadedRows) release() {
 	if r.meta != nil {
 		r.meta.Release()
@@ -121,8 +123,9 @@ func (r *uploadedRows) release() {
 	}
 }
 
-// rows takes a batch of the stream apart. first is the number in its split of
-// the batch's first row. The caller releases the result.
+// rows converts a batch of the stream. first is the number of the batch's first row in its
+// split. Long loops pause, so that other uploads get turns. The caller releases the result;
+// if there is an error, rows has released it.
 func (u *upload) rows(mem memory.Allocator, lease *wire.Lease, rec *ipc.Batch, first int64,
 	turn *admission.Turn) (_ *uploadedRows, err error) {
 	r := &uploadedRows{mem: mem, lease: lease}
@@ -183,7 +186,8 @@ func (u *upload) rows(mem memory.Allocator, lease *wire.Lease, rec *ipc.Batch, f
 	return r, err
 }
 
-// values decodes dictionaries. Arrays that it makes are r's to release.
+// values decodes a dictionary into a dense array, which r releases. It returns any other
+// array unchanged.
 func (r *uploadedRows) values(a arrow.Array) (arrow.Array, error) {
 	dict, ok := a.(*array.Dictionary)
 	if !ok {
@@ -197,7 +201,7 @@ func (r *uploadedRows) values(a arrow.Array) (arrow.Array, error) {
 	return v, nil
 }
 
-// metaBytes is what the metadata columns take.
+// metaBytes returns the size of the metadata columns.
 func (r *uploadedRows) metaBytes() int64 {
 	var sum int64
 	var add func(d arrow.ArrayData)
@@ -217,8 +221,8 @@ func (r *uploadedRows) metaBytes() int64 {
 	return sum
 }
 
-// child returns the values of a metadata column. A child of a struct is null
-// where the struct is.
+// child returns the values of a metadata column. A child of a struct is null if the struct
+// is null: Arrow keeps the two validity maps apart, so the array is copied.
 func (r *uploadedRows) child(columns []arrow.Array, from source) (arrow.Array, error) {
 	col := columns[from.column]
 	if from.child < 0 {
@@ -252,6 +256,7 @@ func (u *upload) text(columns []arrow.Array, from source) (func(int) ([]byte, bo
 	return structText(columns[from.column].(*array.Struct), from.child)
 }
 
+// structText returns the values of a child of a struct, null if the struct is null.
 func structText(s *array.Struct, child int) (func(int) ([]byte, bool), error) {
 	at, err := texts(s.Field(child))
 	if err != nil {
@@ -265,7 +270,8 @@ func structText(s *array.Struct, child int) (func(int) ([]byte, bool), error) {
 	}, nil
 }
 
-// ids reads or derives the ids of the rows.
+// ids reads the ids of the rows from their column, or derives them. A derived id is a hash
+// of the dataset and the key, so a repeated upload gets the same ids.
 func (u *upload) ids(columns []arrow.Array, n int, first int64, turn *admission.Turn) ([]schema.ID, error) {
 	out := make([]schema.ID, n)
 	if u.id != nil {
@@ -305,7 +311,8 @@ func (u *upload) ids(columns []arrow.Array, n int, first int64, turn *admission.
 	return out, nil
 }
 
-// keys returns what the ids of the rows are derived from.
+// keys returns the text from which a row's id is derived: the value of the key column, or
+// else the split and the row's number.
 func (u *upload) keys(columns []arrow.Array, first int64) (func(int) (string, bool), error) {
 	if u.key == nil {
 		return func(i int) (string, bool) {
