@@ -22,33 +22,47 @@ import (
 	"bowstring/schema"
 )
 
-// cloudRoot is the path of a bucket's keys: with it, a path that leads out of a bucket is none in it.
+// cloudRoot is the path of a bucket's root. A path that leads out of the bucket, by "..",
+// does not begin with it.
 const cloudRoot = "/-"
 
-// cloud is the system of files of a folder in a bucket. Its paths are cloudRoot, a slash
-// and a key. One list, made when the data set is opened, names all files. After that the
-// only requests are reads.
+// cloud is the file system of a folder in a bucket. Its paths are cloudRoot, a slash and
+// a key. It lists the folder once, when the data set is opened. After that it only reads,
+// and the list answers everything else: a stat in a bucket would be a request each.
+//
+// One goroutine opens the data set. Afterwards cloud does not change, except gone and
+// twice, and any goroutine may read.
 type cloud struct {
+	// folder is the prefix of the folder's keys: "", or a text that ends in a slash.
 	from   object.Bucket
 	folder string // what the keys of the folder begin with: "", or what ends in a slash
 
-	keys   keyList
+	keys keyList
+	// listed means that keys has all objects of the folder. Before that, keys may have
+	// single ones.
 	listed bool // keys has all objects of the folder
-	// inventory is what is read in the place of listing; nil for none.
+	// inventory is a list that another program made, used instead of listing; nil for
+	// none.
 	inventory *inventory
-	odd       oddKeys
+	// odd counts the objects that were left out because their keys are no paths.
+	odd oddKeys
 
-	gone  atomic.Pointer[error] // what ended the way to the bucket
-	twice *twice                // nil where nothing is read twice
+	// gone is the error after which the bucket counts as unreachable.
+	gone atomic.Pointer[error] // what ended the way to the bucket
+	// twice keeps data for a second pass; nil if nothing is read twice.
+	twice *twice // nil where nothing is read twice
 }
 
-// attempts is how often a request is made that a server does not answer.
+// attempts is how often a request is made if the server is unavailable.
 const attempts = 8
 
-// atTheSameTime is how many requests for small things are under way at once.
+// atTheSameTime is how many requests for small things are in flight at once. They wait
+// for latency, not for bandwidth.
 const atTheSameTime = 64
 
-// Attempt makes a request until it is answered, or as often as that makes sense. It is for requests that read.
+// Attempt makes a read request with exponential backoff, until it succeeds, fails for
+// good, or has failed attempts times. It retries only errors that wrap
+// schema.ErrUnavailable and throttling, and waits as long as the server asks for.
 func Attempt(ctx context.Context, request func() error) error {
 	b := backoff.NewExponentialBackOff()
 	b.InitialInterval, b.MaxInterval = 100*time.Millisecond, 10*time.Second
@@ -67,7 +81,8 @@ func Attempt(ctx context.Context, request func() error) error {
 	return err
 }
 
-// openCloud finds the place of a data set that a URL names, and its path there.
+// openCloud opens the bucket of a URL. It returns the bucket's files and the path of the
+// data set in them.
 func openCloud(ctx context.Context, raw string, opts Options) (*Files, string, error) {
 	where, key, err := splitCloud(raw)
 	if err != nil {
@@ -98,8 +113,8 @@ func openCloud(ctx context.Context, raw string, opts Options) (*Files, string, e
 	return &Files{system: c, root: cloudRoot}, strings.TrimSuffix(cloudRoot+"/"+key, "/"), nil
 }
 
-// splitCloud takes a URL apart into that of a bucket and a key, or what keys begin with. A directory of this machine is
-// a bucket; a file of it is one in such a bucket.
+// splitCloud splits a URL into that of a bucket and a key or prefix. With file: the
+// bucket is the deepest existing directory of the path, and the rest is the key.
 func splitCloud(raw string) (where, key string, err error) {
 	if where, key, err = object.SplitURL(raw); err != nil || !strings.HasPrefix(where, "file:") {
 		return where, key, err
@@ -120,7 +135,8 @@ func splitCloud(raw string) (where, key string, err error) {
 	return (&url.URL{Scheme: "file", Path: dir}).String(), key, nil
 }
 
-// enter finds out what a key names: an object, a folder, or, as a pattern, objects of a folder.
+// enter finds out what a key names: an object, a folder, or with a pattern the objects of
+// a folder.
 func (c *cloud) enter(ctx context.Context, key string) error {
 	if key != "" && key != "/" && !isPath(strings.TrimSuffix(key, "/")) {
 		return fmt.Errorf("%w: %s: the key %s is no path: parts of it are empty, or dots alone", schema.ErrInvalid,
@@ -129,7 +145,7 @@ func (c *cloud) enter(ctx context.Context, key string) error {
 	if i := strings.IndexAny(key, patternRunes); i >= 0 {
 		c.folder = key[:strings.LastIndexByte(key[:i], '/')+1]
 		err := c.list(ctx, key[:i])
-		if errors.Is(err, schema.ErrNotSupported) { // names that braces stand for are asked for
+		if errors.Is(err, schema.ErrNotSupported) { // names that braces expand to are looked up
 			return nil
 		}
 		c.listed = err == nil
@@ -159,7 +175,8 @@ func (c *cloud) enter(ctx context.Context, key string) error {
 	return nil
 }
 
-// list lists what begins with a prefix, once: from the list that another program made, if there is one.
+// list lists all objects that begin with a prefix, once. It uses the inventory if there
+// is one. Large buckets are listed in ranges in parallel, if the server supports that.
 func (c *cloud) list(ctx context.Context, prefix string) (err error) {
 	if c.inventory != nil {
 		c.keys, err = c.inventory.list(ctx, c, prefix)
@@ -176,8 +193,10 @@ func (c *cloud) list(ctx context.Context, prefix string) (err error) {
 	return err
 }
 
-// listWhole calls listOn, which goes on with a list and adds to keys, until the list is at its end. A server that does not
-// answer is asked again, but not without end while it brings no key.
+// listWhole calls listOn until a list is complete. listOn continues where the last call
+// stopped, and adds to keys. If the server is unavailable, listWhole retries, and fails
+// after attempts calls in a row without a new key: a long list may have many
+// interruptions.
 func listWhole(ctx context.Context, keys *keyList, listOn func() error) error {
 	for tries := 0; ; tries++ {
 		n := keys.n
@@ -197,6 +216,7 @@ func listWhole(ctx context.Context, keys *keyList, listOn func() error) error {
 	}
 }
 
+// listOn continues a list after the key *after, and advances it with each object.
 func (c *cloud) listOn(ctx context.Context, prefix string, after *string) error {
 	for o, err := range c.from.List(ctx, object.ListOptions{Prefix: prefix, After: *after}) {
 		if err != nil {
@@ -213,13 +233,15 @@ func (c *cloud) listOn(ctx context.Context, prefix string, after *string) error 
 	return nil
 }
 
-// oddKeys are the objects whose keys are no paths, so that they are in no folder.
+// oddKeys counts objects whose keys are no paths, such as a//b or a/../b. No folder
+// contains them.
 type oddKeys struct {
 	n   int64
 	key string // one of them
 }
 
-// isFile reports whether an object is a file: it stands for no folder, and its key is a path.
+// isFile reports whether an object is a file: its key is a path, and it is no marker of a
+// folder.
 func (k *oddKeys) isFile(o object.Info) bool {
 	switch {
 	case strings.HasSuffix(o.Key, "/") && o.Size == 0: // stands for a folder
@@ -232,6 +254,7 @@ func (k *oddKeys) isFile(o object.Info) bool {
 	return true
 }
 
+// sleep waits for d, or until ctx ends.
 func sleep(ctx context.Context, d time.Duration) error {
 	select {
 	case <-time.After(d):
@@ -241,7 +264,9 @@ func sleep(ctx context.Context, d time.Duration) error {
 	}
 }
 
-// know implements system.
+// know implements system. If the folder has not been listed, it lists it. If the bucket
+// cannot be listed, it looks up the paths one by one. Paths outside the folder are always
+// looked up.
 func (c *cloud) know(ctx context.Context, paths []string) error {
 	if !c.listed {
 		had := c.keys
@@ -264,12 +289,13 @@ func (c *cloud) know(ctx context.Context, paths []string) error {
 	}))
 }
 
-// nothing is the error of a folder that is none.
+// nothing is the error for a folder without objects.
 func (c *cloud) nothing() error {
 	return notFound(fmt.Errorf("there is nothing in %s", c.shown(c.path(c.folder))))
 }
 
-// ask asks for each of some paths that is not known.
+// ask looks up those of the paths that are not known yet, and merges the objects found
+// into the list. Both are sorted.
 func (c *cloud) ask(ctx context.Context, paths []string) error {
 	var keys []string
 	for _, p := range paths {
@@ -312,8 +338,8 @@ func (c *cloud) ask(ctx context.Context, paths []string) error {
 	return nil
 }
 
-// statAll describes objects by their keys, several at once. Bytes that are absent are
-// zero.
+// statAll looks up objects by their keys, several at once. An object that does not exist
+// is the zero Info.
 func (c *cloud) statAll(ctx context.Context, keys []string) ([]object.Info, error) {
 	found := make([]object.Info, len(keys))
 	group, ctx := errgroup.WithContext(ctx)
@@ -335,21 +361,26 @@ func (c *cloud) statAll(ctx context.Context, keys []string) ([]object.Info, erro
 }
 
 const (
-	// glanceKeys is how many of the first keys of a folder are looked at for its format.
+	// glanceKeys is how many of the first keys of a folder are used to recognise its
+	// format: four pages.
 	glanceKeys = 4000
-	// glanceFolders is how many of its folders are looked into, a page of each.
+	// glanceFolders is how many subfolders are sampled, with one page each. Shards of one
+	// folder look alike.
 	glanceFolders = 16
-	// glancePage is how many keys a page has, so that no second one is asked for.
+	// glancePage is the number of keys in a page. Stores return at most 1000, so that one
+	// request suffices.
 	glancePage = 1000
 )
 
-// glance implements system: it lists the first keys, what is in the folder itself, and the first keys of its first
-// folders.
+// glance implements system. It lists the first keys, the direct content of the folder,
+// and the first keys of its first subfolders. Without a limit, a folder of a hundred
+// million keys would take minutes before its format is known.
 func (c *cloud) glance(ctx context.Context, depth int) ([]string, error) {
 	if c.inventory != nil {
 		if err := c.know(ctx, nil); err != nil {
 			return nil, err
 		}
+		// An inventory is read anyway, so it is read whole.
 		return c.firstKeys(depth), nil
 	}
 	seen := map[string]bool{}
@@ -400,7 +431,7 @@ func (c *cloud) glance(ctx context.Context, depth int) ([]string, error) {
 	return names, nil
 }
 
-// firstKeys are the names of files of the folder, as glance has them, of those that were listed.
+// firstKeys returns what glance would, from the listed keys.
 func (c *cloud) firstKeys(depth int) []string {
 	names, folders := []string{}, map[string]int{}
 	for o := range c.keys.from(c.folder) {
@@ -419,7 +450,8 @@ func (c *cloud) firstKeys(depth int) []string {
 	return names
 }
 
-// key is that of the object at a path, or what the keys of a folder begin with.
+// key returns the key of the object at a path, or the prefix of the folder there. ok is
+// false for a path outside the bucket.
 func (c *cloud) key(p string) (string, bool) {
 	p = path.Clean(p)
 	if p == cloudRoot {
@@ -428,10 +460,10 @@ func (c *cloud) key(p string) (string, bool) {
 	return strings.CutPrefix(p, cloudRoot+"/")
 }
 
-// path is that of a key.
+// path returns the path of a key.
 func (c *cloud) path(key string) string { return strings.TrimSuffix(cloudRoot+"/"+key, "/") }
 
-// name is that of a path in a tree of keys.
+// name returns a path as the name in the key tree, in the form of fs.FS.
 func (c *cloud) name(op, p string) (string, error) {
 	key, ok := c.key(p)
 	switch {
@@ -443,10 +475,13 @@ func (c *cloud) name(op, p string) (string, error) {
 	return key, nil
 }
 
+// tree is the list as a fs.FS.
 func (c *cloud) tree() keyTree { return keyTree{&c.keys} }
 
+// absolute implements system: all paths in a bucket are absolute.
 func (c *cloud) absolute(p string) string { return p }
 
+// shown implements system: the URL without its parameters, which may hold credentials.
 func (c *cloud) shown(p string) string {
 	key, ok := c.key(p)
 	if !ok {
@@ -456,21 +491,23 @@ func (c *cloud) shown(p string) string {
 	return strings.TrimSuffix(where+"/"+key, "/")
 }
 
+// stat implements system, from the list and without a request.
 func (c *cloud) stat(p string) (fs.FileInfo, error) {
 	name, err := c.name("stat", p)
 	if err != nil {
 		return nil, err
 	}
-	if c.path(c.folder) == path.Clean(p) && !c.listed { // it is there, or its list says that it is empty
+	if c.path(c.folder) == path.Clean(p) && !c.listed { // taken to exist until it is listed
 		return keyInfo{name: path.Base(p), dir: true}, nil
 	}
 	return c.tree().Stat(name)
 }
 
-// There are no links in a bucket.
+// Buckets have no links, so lstat is stat.
 
 func (c *cloud) lstat(p string) (fs.FileInfo, error) { return c.stat(p) }
 
+// resolve implements system.
 func (c *cloud) resolve(p string) (string, error) {
 	if _, err := c.stat(p); err != nil {
 		return "", err
@@ -478,6 +515,7 @@ func (c *cloud) resolve(p string) (string, error) {
 	return path.Clean(p), nil
 }
 
+// walk implements system, over the list.
 func (c *cloud) walk(root string, visit fs.WalkDirFunc) error {
 	name, err := c.name("walk", root)
 	if err != nil {
@@ -491,6 +529,7 @@ func (c *cloud) walk(root string, visit fs.WalkDirFunc) error {
 	})
 }
 
+// readDir implements system.
 func (c *cloud) readDir(p string, most int) ([]fs.DirEntry, error) {
 	name, err := c.name("readdir", p)
 	if err != nil {
@@ -503,6 +542,7 @@ func (c *cloud) readDir(p string, most int) ([]fs.DirEntry, error) {
 	return entries, err
 }
 
+// glob implements system, over the list.
 func (c *cloud) glob(pattern string) ([]string, error) {
 	key, ok := c.key(pattern)
 	if !ok {
@@ -515,6 +555,8 @@ func (c *cloud) glob(pattern string) ([]string, error) {
 	return names, err
 }
 
+// named implements system: a URL in a table is a path if it is in this bucket. The
+// parameters of a URL do not count.
 func (c *cloud) named(text string) (string, bool) {
 	if !object.IsURL(text) {
 		return "", false
@@ -534,6 +576,7 @@ func (c *cloud) named(text string) (string, bool) {
 	return c.path(key), true
 }
 
+// bucket implements system.
 func (c *cloud) bucket() object.Bucket { return c.from }
 
 // broken implements system.
@@ -557,7 +600,7 @@ func (c *cloud) notes() []string {
 		Quoted(c.odd.key)))
 }
 
-// object is the one at a path. Before the bucket is listed it is asked for.
+// object returns the object at a path. Before the bucket is listed, it asks the bucket.
 func (c *cloud) object(ctx context.Context, p string) (o object.Info, err error) {
 	_, err = c.stat(p)
 	if key, ok := c.key(p); err != nil && ok && !c.listed && isPath(key) {
@@ -573,7 +616,7 @@ func (c *cloud) object(ctx context.Context, p string) (o object.Info, err error)
 	return c.known(p)
 }
 
-// known is the object at a path, of those that were listed.
+// known returns the object at a path from the list. Anything but an object is an error.
 func (c *cloud) known(p string) (object.Info, error) {
 	info, err := c.stat(p)
 	if err == nil {
@@ -585,7 +628,8 @@ func (c *cloud) known(p string) (object.Info, error) {
 	return info.Sys().(object.Info), nil
 }
 
-// open opens an object. Reading it asks for the version that was listed.
+// open implements system. Reads ask for the version that was listed, so that an object
+// that is replaced during an import is an error, and not a mixture.
 func (c *cloud) open(ctx context.Context, p string) (*File, error) {
 	r := c.reading(ctx, nil, aloneBytes)
 	f, err := r.open(p)

@@ -14,24 +14,31 @@ import (
 	"github.com/klauspost/compress/zstd"
 )
 
-// zstdOptions bound what a frame may make its reader hold: the window of zstd --long=27.
+// zstdOptions bound the memory of a frame: 128 MiB is the window of zstd --long=27, the
+// largest that the zstd tool accepts by default.
 var zstdOptions = []zstd.DOption{zstd.WithDecoderMaxWindow(128 << 20), zstd.WithDecoderConcurrency(1),
 	zstd.WithDecoderLowmem(true)}
 
-// errJunk is what follows the end of an archive or of a compressed stream and is no further one.
+// errJunk means that bytes follow the end of an archive or of a compressed stream that
+// are not another one.
 var errJunk = errors.New("unknown bytes behind the end")
 
 // compressionOf recognises a compression by the first bytes of a file: gz, zstd, bz2, xz,
-// or "" for none that is known.
+// or "" for any other. The name of a file is not trusted, because archives are often
+// renamed.
 func compressionOf(in *bufio.Reader) string {
 	head, _ := in.Peek(512) // a shorter file shows when it is read
 	switch {
+	// The magic of a tar is at offset 257. The name of its first member may begin like
+	// any other magic.
 	case len(head) > 262 && string(head[257:262]) == "ustar":
 	case bytes.HasPrefix(head, []byte{0x1f, 0x8b}):
 		return "gz"
 	case bytes.HasPrefix(head, []byte{0x28, 0xb5, 0x2f, 0xfd}), // a frame
 		len(head) > 3 && head[0]&0xf0 == 0x50 && bytes.HasPrefix(head[1:], []byte{0x2a, 0x4d, 0x18}): // one to skip
 		return "zstd"
+	// After "BZh" and the level, bzip2 has the magic of a block, or that of the end of an
+	// empty stream.
 	case len(head) > 9 && string(head[:3]) == "BZh" && (string(head[4:10]) == "1AY&SY" ||
 		string(head[4:10]) == "\x17\x72\x45\x38\x50\x90"):
 		return "bz2"
@@ -41,10 +48,12 @@ func compressionOf(in *bufio.Reader) string {
 	return ""
 }
 
-// decompress reads a stream that is compressed by gz, zstd, bz2 or br. A stream may be
-// several that follow each other: files joined by cat are read as one. Zeros behind the
-// last member of gz are padding, anything else is an error. The part of the name after a
-// colon is a level.
+// decompress reads a stream compressed by gz, zstd, bz2 or br. It returns the reader and
+// a function that frees it.
+//
+// Several streams in a row are read as one, because cat joins files so. Zeros after the
+// last gzip member are padding; any other bytes there are an error that wraps errJunk.
+// name may have a level after a colon, which is ignored.
 func decompress(in *bufio.Reader, name string) (io.Reader, func(), error) {
 	switch algorithm, _, _ := strings.Cut(name, ":"); algorithm {
 	case "gz":
@@ -64,14 +73,18 @@ func decompress(in *bufio.Reader, name string) (io.Reader, func(), error) {
 	return nil, nil, fmt.Errorf("compression %q; want zstd, gz, br, bz2 or snappy", name)
 }
 
-// gzipMembers reads the members of a gzip stream one after the other.
+// gzipMembers reads the members of a gzip file in a row. RFC 1952 allows any number of
+// them. The reader of the standard library does so as well, but reports padding and junk
+// after the last member as the same error.
 type gzipMembers struct {
 	in      *bufio.Reader
 	z       *gzip.Reader
 	members int
-	err     error // that ended it
+	// err is the error that ended reading; io.EOF at a proper end.
+	err error // that ended it
 }
 
+// newGzipMembers reads the header of the first member.
 func newGzipMembers(in *bufio.Reader) (*gzipMembers, error) {
 	z, err := gzip.NewReader(in)
 	if err != nil {
@@ -81,6 +94,7 @@ func newGzipMembers(in *bufio.Reader) (*gzipMembers, error) {
 	return &gzipMembers{in: in, z: z, members: 1}, nil
 }
 
+// Read implements io.Reader.
 func (g *gzipMembers) Read(p []byte) (int, error) {
 	for g.err == nil {
 		n, err := g.z.Read(p)
@@ -94,7 +108,8 @@ func (g *gzipMembers) Read(p []byte) (int, error) {
 	return 0, g.err
 }
 
-// next goes on to the next member. io.EOF if there is none.
+// next starts the next member. It returns io.EOF if there is none, and errJunk if other
+// bytes follow.
 func (g *gzipMembers) next() error {
 	err := skipZeros(g.in)
 	if err == nil {
@@ -117,7 +132,8 @@ func (g *gzipMembers) next() error {
 	return err
 }
 
-// skipZeros reads zeros. io.EOF if nothing else follows.
+// skipZeros skips zeros. It returns io.EOF if nothing else follows. Tapes and block
+// devices pad files so.
 func skipZeros(in *bufio.Reader) error {
 	for {
 		b, err := in.ReadByte()
@@ -130,13 +146,16 @@ func skipZeros(in *bufio.Reader) error {
 	}
 }
 
-// streamEnd says what it means that a decoder finds no further stream behind the ones that it has decoded.
+// streamEnd explains a decoder's error at the end: an unknown magic after the first
+// stream is junk, and not damage.
 type streamEnd struct {
 	in   io.Reader
 	name string
 	n    int64 // bytes decoded
 }
 
+// Read implements io.Reader. At the very start an unknown magic stays the decoder's own
+// error.
 func (s *streamEnd) Read(p []byte) (int, error) {
 	n, err := s.in.Read(p)
 	s.n += int64(n)

@@ -13,8 +13,10 @@ import (
 	"bowstring/schema"
 )
 
-// asUTF8 returns the text of a file in UTF-8, without its byte order mark. A mark of UTF-16 is believed: what is no
-// text there becomes what is no text in UTF-8.
+// asUTF8 returns the text of a file in UTF-8, without a byte order mark. A mark of UTF-16
+// is believed. What is invalid there becomes bytes that are invalid in UTF-8, so that
+// later checks find it. UTF-32, and UTF-16 without a mark, are errors: read as UTF-8,
+// they would become cells with zeros.
 func asUTF8(in *bufio.Reader) (*bufio.Reader, error) {
 	head, err := in.Peek(4)
 	if err != nil && !errors.Is(err, io.EOF) {
@@ -25,6 +27,8 @@ func asUTF8(in *bufio.Reader) (*bufio.Reader, error) {
 	case bytes.HasPrefix(head, []byte{0xef, 0xbb, 0xbf}):
 		_, err = in.Discard(3)
 		return in, err
+	// The mark of UTF-32 little endian begins with that of UTF-16, so it is checked
+	// first.
 	case bytes.Equal(head, []byte{0xff, 0xfe, 0, 0}), bytes.Equal(head, []byte{0, 0, 0xfe, 0xff}):
 		return nil, fmt.Errorf("%w: it is UTF-32; want UTF-8 or UTF-16", schema.ErrInvalid)
 	case little, bytes.HasPrefix(head, []byte{0xfe, 0xff}):
@@ -36,7 +40,7 @@ func asUTF8(in *bufio.Reader) (*bufio.Reader, error) {
 	return in, nil
 }
 
-// fromUTF16 reads UTF-16 as UTF-8.
+// fromUTF16 reads UTF-16 as UTF-8. One goroutine uses it.
 type fromUTF16 struct {
 	in     *bufio.Reader
 	little bool
@@ -44,6 +48,7 @@ type fromUTF16 struct {
 	err    error  // behind out
 }
 
+// Read implements io.Reader.
 func (r *fromUTF16) Read(b []byte) (int, error) {
 	if len(r.out) == 0 && r.err == nil {
 		r.out = r.out[:0]
@@ -59,7 +64,8 @@ func (r *fromUTF16) Read(b []byte) (int, error) {
 	return n, nil
 }
 
-// one reads a character.
+// one decodes one character. An unpaired surrogate becomes a byte that UTF-8 does not
+// have: the replacement character would hide it.
 func (r *fromUTF16) one() {
 	const no = 0xff // no UTF-8
 	c, ok := r.unit()
@@ -70,7 +76,8 @@ func (r *fromUTF16) one() {
 		r.out = utf8.AppendRune(r.out, c)
 		return
 	}
-	// The second half is looked at only: it may be a character of its own.
+	// The second half is peeked only: if it does not belong to the first, it is a
+	// character of its own.
 	next, err := r.in.Peek(2)
 	if err == nil {
 		if pair := utf16.DecodeRune(c, r.rune(next)); pair != utf8.RuneError {
@@ -82,7 +89,7 @@ func (r *fromUTF16) one() {
 	r.out = append(r.out, no)
 }
 
-// unit reads two bytes; a last one alone is no text.
+// unit reads two bytes. A single last byte is invalid text.
 func (r *fromUTF16) unit() (rune, bool) {
 	var b [2]byte
 	n, err := io.ReadFull(r.in, b[:])
@@ -99,6 +106,7 @@ func (r *fromUTF16) unit() (rune, bool) {
 	return r.rune(b[:]), true
 }
 
+// rune is the value of two bytes in the byte order of the file.
 func (r *fromUTF16) rune(b []byte) rune {
 	if r.little {
 		return rune(b[0]) | rune(b[1])<<8
@@ -107,22 +115,27 @@ func (r *fromUTF16) rune(b []byte) rune {
 }
 
 const (
-	// maxLine bounds a line of a table, in bytes.
+	// maxLine bounds a line of a table in bytes. A binary file without line ends would
+	// otherwise fill the memory.
 	maxLine = 64 << 20
-	// maxCell bounds a cell in quotation marks, which may have several lines.
+	// maxCell bounds a quoted cell in bytes. Such a cell may span lines; a missing
+	// quotation mark would make the rest of the file one cell.
 	maxCell = 16 << 20
 )
 
-// lineReader reads the lines of a text. They end with LF, or with CR where the text begins without an LF, and may be
-// put back.
+// lineReader reads the lines of a text and can put lines back. Lines end with LF. If
+// there is a CR and no LF in the first buffer, they end with CR, as old Macs wrote them.
 type lineReader struct {
 	in     *bufio.Reader
 	end    byte
 	number int // of the line read last, from 1
-	back   []string
-	seen   func(line string) // is called with each line once, if not nil
+	// back has the lines that were put back, the next one last.
+	back []string
+	// seen is called once with each line from the file; nil for none.
+	seen func(line string) // is called with each line once, if not nil
 }
 
+// newLineReader decides about the end of lines by what is buffered.
 func newLineReader(in *bufio.Reader) *lineReader {
 	r := &lineReader{in: in, end: '\n'}
 	head, _ := in.Peek(in.Size()) // an error shows again
@@ -132,7 +145,8 @@ func newLineReader(in *bufio.Reader) *lineReader {
 	return r
 }
 
-// next reads a line with its end; io.EOF behind the last.
+// next returns a line with its end; io.EOF after the last. A last line without an end is
+// a line.
 func (r *lineReader) next() (string, error) {
 	if n := len(r.back); n > 0 {
 		line := r.back[n-1]
@@ -165,7 +179,7 @@ func (r *lineReader) next() (string, error) {
 	}
 }
 
-// unread puts back the lines read last, in their order.
+// unread puts back the lines that were read last, in their order.
 func (r *lineReader) unread(lines []string) {
 	for i := len(lines) - 1; i >= 0; i-- {
 		r.back = append(r.back, lines[i])
@@ -173,7 +187,7 @@ func (r *lineReader) unread(lines []string) {
 	r.number -= len(lines)
 }
 
-// withoutEnd returns a line without what ends it.
+// withoutEnd returns a line without LF, CR or CR LF at its end.
 func withoutEnd(line string) string {
 	if line, ok := strings.CutSuffix(line, "\n"); ok {
 		return strings.TrimSuffix(line, "\r")
@@ -181,32 +195,38 @@ func withoutEnd(line string) string {
 	return strings.TrimSuffix(line, "\r")
 }
 
-// blank says whether there is nothing on a line. A tab separates two cells.
+// blank reports whether a line has spaces at most. A tab is not blank: it separates two
+// empty cells.
 func blank(line string) bool { return strings.Trim(line, " \r\n") == "" }
 
-// delimited reads records of cells that a byte separates, as RFC 4180 has them. A quotation mark within a cell that
-// does not begin with one is text.
+// delimited reads records of cells with a separator, by the rules of RFC 4180. Where the
+// RFC has no rule: a quotation mark inside a cell that does not begin with one is text,
+// and blank lines are skipped.
 type delimited struct {
 	lines   *lineReader
 	comma   byte
 	literal bool // quotation marks are text everywhere
 
-	line  int       // where the record begins
+	// line is the number of the record's first line.
+	line int // where the record begins
+	// cells are reused by the next record.
 	cells []rawCell // of the record, until the next
-	// What was met in the records so far:
+	// What the records so far contained, for quotesAreText:
 	bare    bool // a quotation mark in a cell that does not begin with one
 	spans   bool // a cell of several lines
 	doubled bool // a quotation mark that is written as two
 }
 
-// rawCell is a cell, and whether it was in quotation marks.
+// rawCell is a cell, and whether it was quoted. A quoted cell is never a null or a
+// number.
 type rawCell struct {
 	text   string
 	quoted bool
 }
 
-// next reads a record; io.EOF behind the last. If there is something wrong with its quotation marks, it says what,
-// and goes on at the next line.
+// next reads a record; io.EOF after the last. If the quotation marks of a record are
+// wrong, next returns the reason in bad, and continues with the line after the first. One
+// wrong mark then costs one record and not the rest of the file.
 func (d *delimited) next() (bad string, err error) {
 	var line string
 	for {
@@ -247,8 +267,8 @@ func (d *delimited) next() (bad string, err error) {
 	}
 }
 
-// quoted reads a cell that begins with a quotation mark, and further lines where it goes
-// on there. It is followed by a separator, an end of line, or nothing.
+// quoted reads a cell that begins with a quotation mark. more are the further lines that
+// it spans. rest begins with the separator or the end of the line.
 func (d *delimited) quoted(line string) (text, rest string, more []string, bad string) {
 	var b strings.Builder
 	line = line[1:]
@@ -287,8 +307,9 @@ func (d *delimited) quoted(line string) (text, rest string, more []string, bad s
 	return text, rest, more, ""
 }
 
-// separator guesses what separates the cells of a CSV file by its first line: a comma, unless there is none and there
-// is another that programs use.
+// separator guesses the separator of a CSV file by its first line: a comma, unless there
+// is none and there is a semicolon, tab or bar. Spreadsheets write semicolons in
+// countries with decimal commas.
 func separator(header string) byte {
 	var found [256]bool
 	for i, part := range strings.Split(header, `"`) {
@@ -304,9 +325,13 @@ func separator(header string) byte {
 	return ','
 }
 
-// quotesAreText looks whether the quotation marks of a table with tabs are text: they do not fit the rules of CSV
-// somewhere, or cells would have several lines although each line has as many cells as the first, and no program has
-// doubled a mark.
+// quotesAreText reports whether the quotation marks of a table with tabs are plain text.
+// Many programs write TSV without any quoting. The marks are text in two cases:
+//
+//   - They break the rules of CSV somewhere.
+//   - Cells would span lines, although each line has as many cells as the first, and no mark is doubled.
+//
+// It reads the whole file, because a single cell can decide.
 func quotesAreText(in *bufio.Reader) (bool, error) {
 	tabs, even := -1, true
 	lines := newLineReader(in)

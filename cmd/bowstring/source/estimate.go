@@ -5,29 +5,33 @@ import (
 	"slices"
 )
 
-// Estimate is what it takes to read a data set in a bucket, before that is begun. Numbers are estimates where they
-// depend on what the files hold.
+// Estimate is what reading a data set in a bucket costs. It is made before reading
+// begins. Numbers that depend on the contents of files are estimates.
 type Estimate struct {
+	// Files is how many files are read, and Bytes their total size.
 	Files int64 // that are read
 	Bytes int64 // that they have
-	// Through is what reading all of them takes, and Walked what reading takes with
-	// Options.Walk: the same, if a format has to be read to find its samples.
+	// Through is the cost of reading all files. Walked is the cost with Options.Walk.
+	// They are equal if a format must be read to find its samples.
 	Through, Walked Toll
 }
 
-// Toll is what is asked of a bucket.
+// Toll is a number of requests to a bucket and of bytes from it: what a cloud provider
+// charges for.
 type Toll struct {
 	Requests int64
 	Bytes    int64
 }
 
-// Walks reports whether walking takes anything else than reading through.
+// Walks reports whether walking costs anything else than reading everything.
 func (e Estimate) Walks() bool { return e.Walked != e.Through }
 
 // Estimate implements Source.
 func (a *about) Estimate() Estimate { return a.estimate }
 
-// estimateWhole is the estimate of files that are each read whole, as often as times says, in stretches.
+// estimateWhole estimates reading each file whole, in sequential parts of size stretch.
+// times is how often the importer reads it. Files that cannot be described are left out:
+// reading them fails later, with a better error.
 func (f *Files) estimateWhole(paths []string, times int64) Estimate {
 	var e Estimate
 	for _, p := range paths {
@@ -40,6 +44,8 @@ func (f *Files) estimateWhole(paths []string, times int64) Estimate {
 		e.Through.Requests += max(1, (info.Size()+stretch-1)/stretch)
 		e.Through.Bytes += info.Size()
 	}
+	// Up to twiceBytes the first pass keeps what it reads, and further passes cost
+	// nothing.
 	if e.Bytes > twiceBytes { // less is kept from the first time
 		e.Through.Requests *= times
 		e.Through.Bytes *= times
@@ -48,7 +54,7 @@ func (f *Files) estimateWhole(paths []string, times int64) Estimate {
 	return e
 }
 
-// add adds a file that is a blob. Walking does not read it.
+// add adds a file that is itself a blob. Walking does not read such a file.
 func (e *Estimate) add(f *Files, path string) {
 	info, err := f.stat(path)
 	if f.bucket() == nil || err != nil {
@@ -60,14 +66,15 @@ func (e *Estimate) add(f *Files, path string) {
 	e.Through.Bytes += info.Size()
 }
 
-// tarPasses is how often tars are read: for their columns, and for their samples.
+// tarPasses is how often tars are read: once for their columns, once for their samples.
 const tarPasses = 2
 
-// estimateTars is the estimate of tars, by the members of the first.
+// estimateTars estimates reading tars, by the first members of the first tar. Shards of
+// one data set have members of similar sizes.
 func (f *Files) estimateTars(ctx context.Context, shards []shard) Estimate {
 	e := f.estimateWhole(paths(shards), tarPasses)
 	if size, n := f.memberSize(ctx, shards); n > 0 {
-		// Members within a window come with the header before them.
+		// A request for a header brings windowBytes, and with it all members within.
 		apart := max(size/n, windowBytes)
 		passes := int64(tarPasses)
 		if e.Bytes/max(1, size/n)*2*keptMember <= keptBytes { // headers are kept from the first one
@@ -95,7 +102,8 @@ func (f *Files) allNamed(shards []shard) bool {
 	})
 }
 
-// begin keeps the estimate, and asks whether to walk and to go on.
+// begin records the estimate, and lets the caller decide whether to walk, and whether to
+// continue. An error of Options.Begin ends the import before anything costly.
 func (a *about) begin(opts Options, e Estimate) error {
 	a.estimate = e
 	if opts.Decide != nil && e.Walks() {

@@ -13,69 +13,90 @@ import (
 	"bowstring/schema"
 )
 
-// feed reads the headers of tars, several at once, and hands them out in order, tar by
-// tar. It skips the bytes between them, except wanted members. In a bucket that saves
-// bytes and costs requests: members of a few hundred kilobytes and fewer are cheaper read
-// through.
+// feed reads the headers of tars, several tars at once, and delivers the members in
+// order, tar by tar.
+//
+// It skips the bytes between headers, except wanted members. In a bucket that saves bytes
+// and costs requests. Members of a few hundred kilobytes or less are cheaper to read
+// through, so feed chooses by their size.
+//
+// One goroutine calls its methods. Each open tar has a goroutine of its own, which blocks
+// on a bounded channel and ends with close.
 type feed struct {
 	files  *Files
 	ctx    context.Context //nolint:containedctx // ends the reading
 	cancel context.CancelFunc
-	walk   bool // members that are not wanted are passed over; else all is read where that is cheaper
-	want   func(m tarMember) bool
+	// walk skips members that are not wanted. Otherwise all is read where that is
+	// cheaper.
+	walk bool // members that are not wanted are passed over; else all is read where that is cheaper
+	want func(m tarMember) bool
 	// unpacked leaves out tars that are compressed.
 	unpacked bool
-	// kept is where what is read is kept, or, once it was read, taken from; nil for neither.
+	// kept stores what is read; with again it is what an earlier feed stored. nil for
+	// neither.
 	kept  *keptTars
 	again bool // it was read, into kept
 
-	shards  []shard
-	in      sequence // where all is read
-	next    int      // shard that is begun next
+	shards []shard
+	// in reads tars from start to end, with read-ahead shared by all.
+	in sequence // where all is read
+	// next is the shard that is started next. begun has the started ones, until shard
+	// returns them.
+	next    int // shard that is begun next
 	begun   map[int]*feedShard
 	running sync.WaitGroup
 }
 
-// feedShard is a tar that is being read.
+// feedShard is a tar that is being read. The fields after members are valid once
+// members is closed.
 type feedShard struct {
 	members chan feedMember
-	end     error    // what ended it, once members is closed; io.EOF if nothing is wrong
-	cut     error    // why it is not whole, though nothing else is wrong
-	packed  bool     // it is compressed, and was not read where that was left out
-	keep    *keptTar // what is handed out is kept there; nil where it is not
+	// end is the error that ended the tar; io.EOF for a proper end.
+	end error // what ended it, once members is closed; io.EOF if nothing is wrong
+	// cut is why the tar is not complete, although nothing else is wrong with it; see
+	// checkEnd.
+	cut error // why it is not whole, though nothing else is wrong
+	// packed means that the tar is compressed, and with feed.unpacked was not read.
+	packed bool // it is compressed, and was not read where that was left out
+	// keep collects the delivered members; nil if they are not kept.
+	keep *keptTar // what is handed out is kept there; nil where it is not
 }
 
-// feedMember is a member of a tar, and its content if it is wanted.
+// feedMember is a member of a tar, with its content if that is wanted.
 type feedMember struct {
 	tarMember
-	data   []byte
-	err    error               // why it cannot be read
+	data []byte
+	err  error // why it cannot be read
+	// room is the semaphore that holds weight bytes for the content until taken releases
+	// them; nil for none.
 	room   *semaphore.Weighted // that its content takes until it is taken; nil where it takes none
 	weight int64               // of its content, in room
 }
 
-// keptTars are the headers of tars that were read once, and need not be read again: where memory is enough, all that a tar
-// has handed out. It is for one feed that reads, and then one more.
+// keptTars are the members of tars from a first pass, so that a second pass reads no tar
+// again that fits in memory. One feed writes them, then one more feed consumes them.
 type keptTars struct {
+	// left is the number of bytes still free of keptBytes.
 	left atomic.Int64 // bytes that there is room for
 	tars map[int]*keptTar
 }
 
-// keptTar is a tar that was read.
+// keptTar is one tar of a first pass.
 type keptTar struct {
 	of      *keptTars
 	members []feedMember
 	bytes   int64
-	over    bool // there was no room for all of it
-	end     error
-	cut     error
-	packed  bool
+	// over means that the tar does not fit, so that the second pass reads it again.
+	over   bool // there was no room for all of it
+	end    error
+	cut    error
+	packed bool
 }
 
 const (
-	// keptBytes is how much memory kept headers take.
+	// keptBytes is the memory for kept headers and texts, over all tars.
 	keptBytes = 64 << 20
-	// keptMember is what a member takes there besides its name and its content.
+	// keptMember is the estimated size of a member in bytes besides name and content.
 	keptMember = 256
 )
 
@@ -85,7 +106,8 @@ func newKeptTars() *keptTars {
 	return k
 }
 
-// add keeps a member.
+// add keeps a member, or frees the whole tar if there is no room for it or the member is
+// unreadable.
 func (k *keptTar) add(m feedMember) {
 	if k == nil || k.over {
 		return
@@ -100,7 +122,8 @@ func (k *keptTar) add(m feedMember) {
 	k.members = append(k.members, m)
 }
 
-// has reports whether all of the tar is there, with the content of what is wanted.
+// has reports whether the whole tar is kept, including the content of all members that
+// want selects. The second pass may want more than the first.
 func (k *keptTar) has(want func(tarMember) bool) bool {
 	return k != nil && !k.over && !k.packed && k.end != nil && !slices.ContainsFunc(k.members, func(m feedMember) bool {
 		return m.data == nil && m.problem == "" && m.size <= maxText && want(m.tarMember)
@@ -108,20 +131,23 @@ func (k *keptTar) has(want func(tarMember) bool) bool {
 }
 
 const (
-	// feedMembers is how many members of a tar are read ahead of their use, at most.
+	// feedMembers is the largest number of members of a tar that are read before their
+	// use.
 	feedMembers = 256
-	// feedBytes is how many bytes their contents have, but that one may have more.
+	// feedBytes is the size of their contents. A single larger member is allowed.
 	feedBytes = 4 << 20
-	// feedTars is how many tars in a bucket are read at once: their headers are found one by one.
+	// feedTars is how many tars of a bucket are read at once. Each header must be known
+	// before the next can be requested, so that only parallel tars hide the latency.
 	feedTars = 32
-	// windowBytes is how much of a tar in a bucket is read at once for a header: small members that follow come along.
+	// windowBytes is how much one request for a header reads of a tar in a bucket. Small
+	// members that follow come with it.
 	windowBytes = 4 << 10
-	// largeMember is the size from which on members in a bucket are passed over: in the time of a request about as much
-	// is read.
+	// largeMember is the size in bytes from which members in a bucket are skipped. About
+	// as much is read in the time of a request. is read.
 	largeMember = 1 << 20
 )
 
-// newFeed begins to read tars. close ends it.
+// newFeed starts reading tars. The caller calls close.
 func newFeed(ctx context.Context, files *Files, shards []shard, walk bool, want func(tarMember) bool) *feed {
 	f := &feed{files: files, walk: walk || files.bucket() == nil, want: want, shards: shards,
 		begun: map[int]*feedShard{}}
@@ -133,7 +159,7 @@ func newFeed(ctx context.Context, files *Files, shards []shard, walk bool, want 
 	return f
 }
 
-// close ends what is being read, and waits for it. nil reads nothing.
+// close cancels all reading and waits for it. A nil feed is allowed.
 func (f *feed) close() {
 	if f == nil {
 		return
@@ -143,8 +169,8 @@ func (f *feed) close() {
 	f.in.close()
 }
 
-// shard returns a tar. The caller takes its members until there is none left. Tars are asked for in their
-// order. It is nil if f is.
+// shard returns tar n, and starts the tars after it. Callers ask in ascending order, and
+// receive all members of a tar before the next. The result is nil if f is.
 func (f *feed) shard(n int) *feedShard {
 	if f == nil {
 		return nil
@@ -186,11 +212,13 @@ func (f *feed) shard(n int) *feedShard {
 			}
 		})
 	}
+	// The caller owns the shard now.
 	s := f.begun[n]
 	delete(f.begun, n)
 	return s
 }
 
+// open opens a tar for headers alone, or in the sequence of those that are read through.
 func (f *feed) open(path string) (*File, error) {
 	if f.walk {
 		return f.files.openParts(f.ctx, path, windowBytes)
@@ -198,7 +226,7 @@ func (f *feed) open(path string) (*File, error) {
 	return f.in.open(path)
 }
 
-// replay hands out a tar that was kept.
+// replay delivers a kept tar, and frees its memory.
 func (f *feed) replay(s *feedShard, k *keptTar) error {
 	s.cut, s.packed = k.cut, k.packed
 	for _, m := range k.members {
@@ -212,7 +240,8 @@ func (f *feed) replay(s *feedShard, k *keptTar) error {
 	return k.end
 }
 
-// read reads a tar.
+// read reads a tar and returns the error that ended it. If a usable index names the
+// members, byIndex has delivered them without reading the headers.
 func (f *feed) read(s *feedShard, path string) error {
 	if end, done := f.byIndex(s, path); done {
 		s.cut = end.cut
@@ -229,7 +258,8 @@ func (f *feed) read(s *feedShard, path string) error {
 	if s.packed = t.packed; t.packed && f.unpacked {
 		return t.close()
 	}
-	if t.packed && f.walk { // it is read from its beginning to its end in any case
+	// A compressed tar cannot be skipped through, so it is read in sequence.
+	if t.packed && f.walk {
 		if err := t.close(); err != nil {
 			return err
 		}
@@ -253,7 +283,8 @@ func (f *feed) read(s *feedShard, path string) error {
 	}
 }
 
-// taken says that the content of a member is used no more.
+// taken releases the content of a member, after it has been kept. The caller does not use
+// m.data afterwards.
 func (s *feedShard) taken(m feedMember) {
 	s.keep.add(m)
 	if m.room != nil {
@@ -261,18 +292,19 @@ func (s *feedShard) taken(m feedMember) {
 	}
 }
 
-// largeMembers says whether the members of tars are so large that passing over them is worth a request each, by the
-// first members of the first tar.
+// largeMembers reports whether the members are large enough that skipping each is worth a
+// request. It samples the first members of the first tar.
 func (f *Files) largeMembers(ctx context.Context, shards []shard) bool {
 	size, n := f.memberSize(ctx, shards)
 	return n > 0 && size/n >= largeMember
 }
 
-// apart is how far some members of a tar are apart in all, and how many they are.
+// apart is the total distance between some headers of a tar, and how many there are.
 type apart struct{ size, n int64 }
 
-// memberSize reads the first headers of the first tar, once, and returns how many there are, and how far apart in all. Each of
-// large members is a request; of tars that are small together one header is enough.
+// memberSize reads the first headers of the first tar, once, and returns the total
+// distance between them and their number. Each header of a large member costs a request,
+// so it stops after four of these, and after one if all tars are small together.
 func (f *Files) memberSize(ctx context.Context, shards []shard) (size, n int64) {
 	if f.tars.n > 0 {
 		return f.tars.size, f.tars.n
@@ -311,7 +343,8 @@ func (f *Files) memberSize(ctx context.Context, shards []shard) (size, n int64) 
 	return 0, 0
 }
 
-// interrupted says whether an error is one of the way to the data, and says nothing about them: reading cannot go on.
+// interrupted reports whether an error concerns the connection to the data, and not the
+// data. Reading cannot continue then, and a sample must not be reported as bad.
 func interrupted(err error) bool {
 	return errors.Is(err, schema.ErrUnavailable) || errors.Is(err, schema.ErrDenied) || errors.Is(err, context.Canceled) ||
 		errors.Is(err, context.DeadlineExceeded)

@@ -17,29 +17,36 @@ import (
 	"bowstring/schema"
 )
 
-// fileRows is a folder whose metadata names, in each row, the files of one or more blob columns.
+// fileRows is a folder with a table that names, in each row, the files of one or more
+// blob columns. One goroutine at a time iterates over it.
 type fileRows struct {
 	about
 	in     *bounds
 	choice *choice
-	found  *namer // of files that may be written otherwise; nil where names are exact
-	asked  string // the split to read; "" reads all
-	meta   *table // the columns that name no files
-	files  []fileColumn
-	ids    arrow.Array // nil where ids are made of keys
-	split  []string    // the split of each row; nil if the source has none
-	label  int         // column of meta that each row has a value in, or -1
-	// unnamed yields what is in the folder and not among the files that rows name, as bad samples. It may be nil.
+	// found resolves names that may be written in another way; nil if names are exact, as
+	// in an export.
+	found *namer // of files that may be written otherwise; nil where names are exact
+	// asked is the split to read; "" reads all splits.
+	asked string // the split to read; "" reads all
+	meta  *table // the columns that name no files
+	files []fileColumn
+	// ids are the ids of the rows; nil if ids are made of keys.
+	ids   arrow.Array // nil where ids are made of keys
+	split []string    // the split of each row; nil if the source has none
+	label int         // column of meta that each row has a value in, or -1
+	// unnamed yields the files of the folder that no row names, as bad samples. It may be
+	// nil.
 	unnamed func(ctx context.Context, named map[string]bool) iter.Seq2[Sample, error]
 }
 
-// fileColumn is a blob column, and the paths of its files relative to the folder of their metadata.
+// fileColumn is a blob column, with the paths of its files relative to the folder of the
+// table.
 type fileColumn struct {
 	field arrow.Field
 	paths arrow.Array
 }
 
-// count is how many rows are to be read.
+// count returns how many rows will be read.
 func (s *fileRows) count() (n int64) {
 	for row := range s.meta.rows {
 		if !s.leavesOut(row) {
@@ -49,10 +56,13 @@ func (s *fileRows) count() (n int64) {
 	return n
 }
 
+// leavesOut reports whether a row is in another split than the one asked for.
 func (s *fileRows) leavesOut(row int) bool {
 	return s.split != nil && len(s.splits) > 0 && s.asked != "" && s.split[row] != s.asked
 }
 
+// Fields implements Source. The path of the first file becomes a column, unless the ids
+// come from the source: an export has that column already.
 func (s *fileRows) Fields() (meta, blobs []arrow.Field) {
 	if s.ids == nil {
 		meta = append(meta, arrow.Field{Name: schema.PathColumn, Type: arrow.BinaryTypes.String, Nullable: true})
@@ -63,6 +73,8 @@ func (s *fileRows) Fields() (meta, blobs []arrow.Field) {
 	return append(meta, s.meta.fields...), blobs
 }
 
+// Samples implements Source: the rows, then bad rows of the table, then files without a
+// row.
 func (s *fileRows) Samples(ctx context.Context) iter.Seq2[Sample, error] {
 	return func(yield func(Sample, error) bool) {
 		first, named := map[string]int{}, map[string]bool{}
@@ -71,6 +83,8 @@ func (s *fileRows) Samples(ctx context.Context) iter.Seq2[Sample, error] {
 				yield(Sample{}, context.Cause(ctx))
 				return
 			}
+			// A row of another split is checked as well, because it may use the same
+			// file.
 			sample := s.sample(ctx, row, first, named)
 			if !s.leavesOut(row) && !yield(sample, nil) {
 				return
@@ -92,7 +106,9 @@ func (s *fileRows) Samples(ctx context.Context) iter.Seq2[Sample, error] {
 	}
 }
 
-// sample makes the sample of a row; first has the row of each key so far.
+// sample makes the sample of a row. first has the row of each key so far. named collects
+// the files that rows use. A problem makes a bad sample, with the first reason found, and
+// never ends the import.
 func (s *fileRows) sample(ctx context.Context, row int, first map[string]int, named map[string]bool) Sample {
 	at := s.meta.lines[row]
 	var out Sample
@@ -123,6 +139,8 @@ func (s *fileRows) sample(ctx context.Context, row int, first map[string]int, na
 			out.Bad = fmt.Sprintf("%s: %s: %s", Quoted(f.field.Name), Quoted(rel), why)
 		}
 	}
+	// The key is the names of the files: moving a row within the table does not change
+	// its id.
 	out.Key = strings.Join(names, "+")
 	if s.ids != nil {
 		id, ok := idOf(Cell{s.ids, row})
@@ -133,6 +151,8 @@ func (s *fileRows) sample(ctx context.Context, row int, first map[string]int, na
 	}
 	other, twice := first[out.Key]
 	switch {
+	// The order of the cases decides which reason is reported: a duplicate explains more
+	// than a missing label.
 	case len(names) == 0 && s.ids == nil:
 		out.Key, out.Bad = at.String(), "it names no file"
 	case twice:
@@ -165,7 +185,8 @@ func (s *fileRows) sample(ctx context.Context, row int, first map[string]int, na
 	return out
 }
 
-// load has the files of a sample read when they are needed.
+// load makes the sample read its files when it is used. A lazy place reads none: extents
+// are enough.
 func (s *fileRows) load(ctx context.Context, out *Sample, paths []string) {
 	if s.place.lazy {
 		return
@@ -177,6 +198,8 @@ func (s *fileRows) load(ctx context.Context, out *Sample, paths []string) {
 			if p == "" {
 				continue
 			}
+			// The file may have changed since the sample was made, so it is checked
+			// again.
 			size, bad := s.place.statFile(p)
 			if bad != "" && (bad != "empty" || !s.exact) {
 				return nil, errors.New(bad)
@@ -196,11 +219,13 @@ func (s *fileRows) load(ctx context.Context, out *Sample, paths []string) {
 	out.Release = func() { buffers.putAll(blobs) }
 }
 
-// exportFormat is a folder that Bowstring exported. Its metadata.parquet names the files of each row, and has all other
-// columns of the dataset as they were, so that it becomes the same rows again: types, classes, ids and splits.
+// exportFormat is a folder that Bowstring exported. Its metadata.parquet names the files
+// of each row, and has all other columns of the dataset. An import restores the same
+// rows: types, classes, ids and splits.
 const exportFormat = "folder"
 
-// exportMetadata lists the metadata files of an export among files that are relative to root.
+// exportMetadata returns the metadata files of an export among files, which are relative
+// to root. There is one in the root, or one in the folder of each split.
 func (f *Files) exportMetadata(ctx context.Context, root string, files []string) []string {
 	return slices.DeleteFunc(slices.Clone(files), func(name string) bool {
 		return filepath.Base(name) != export.MetadataFile || strings.Count(filepath.ToSlash(name), "/") > 1 ||
@@ -208,7 +233,8 @@ func (f *Files) exportMetadata(ctx context.Context, root string, files []string)
 	})
 }
 
-// isFolderMetadata is export.IsFolderMetadata.
+// isFolderMetadata is export.IsFolderMetadata for any place. It reads the footer of the
+// file only.
 func (f *Files) isFolderMetadata(ctx context.Context, path string) bool {
 	in, err := f.openParts(ctx, path, footerBytes)
 	if err != nil {
@@ -218,10 +244,12 @@ func (f *Files) isFolderMetadata(ctx context.Context, path string) bool {
 	return export.HoldsFolderMetadata(in)
 }
 
+// detectExport reports whether the layout is an export.
 func (l *layout) detectExport() bool {
 	return l.dir && len(l.opts.files.exportMetadata(l.ctx, l.path, l.files)) > 0
 }
 
+// openExport opens an export.
 func openExport(ctx context.Context, root string, opts Options) (Source, error) {
 	s := &fileRows{about: about{place: opts.files, format: exportFormat, path: opts.files.absolute(root), exact: true},
 		asked: opts.Split, label: -1, choice: opts.choice}
@@ -254,7 +282,8 @@ func openExport(ctx context.Context, root string, opts Options) (Source, error) 
 	return s, s.arrangeExport(stored)
 }
 
-// arrangeExport finds out what the columns of the metadata are.
+// arrangeExport assigns a meaning to each column of the metadata: files, ids, splits or
+// values. The stored schema has the types that Parquet lacks.
 func (s *fileRows) arrangeExport(stored []arrow.Field) error {
 	t := &table{rows: s.meta.rows, lines: s.meta.lines}
 	for i, read := range s.meta.fields {
@@ -282,6 +311,7 @@ func (s *fileRows) arrangeExport(stored []arrow.Field) error {
 		case schema.SplitColumn:
 			s.takeSplits(column)
 			continue
+		// The position is that in the old dataset. The new one numbers its rows anew.
 		case schema.PositionColumn:
 			s.notes = append(s.notes, positionNote)
 			continue
@@ -298,7 +328,7 @@ func (s *fileRows) arrangeExport(stored []arrow.Field) error {
 	return nil
 }
 
-// takeSplits takes the splits of the rows from a column.
+// takeSplits takes the split of each row from a column.
 func (s *fileRows) takeSplits(column arrow.Array) {
 	s.split = make([]string, s.meta.rows)
 	for row := range s.split {

@@ -18,18 +18,19 @@ import (
 	"bowstring/schema"
 )
 
-// maxBlob bounds a sample, blobs and metadata together: sizes in files may be nonsense, and a
-// file of any size takes no room on a disk.
+// maxBlob bounds a sample in bytes, blobs and metadata together. Sizes in files may be
+// wrong, and a sparse file of any size takes no room on a disk.
 const maxBlob = 2 << 30
 
-// The kinds of what may be in the place of a file.
+// What may be found where a file is expected.
 var (
 	errFolder     = errors.New("a folder, not a file")
 	errNotRegular = errors.New("not a regular file")
 	errNoFolder   = errors.New("not a folder")
 )
 
-// readWhole reads a file of at most limit bytes.
+// readWhole reads a file of at most limit bytes. A larger file is an error, before memory
+// is taken for it.
 func (f *Files) readWhole(ctx context.Context, path string, limit int64) (_ []byte, err error) {
 	in, err := f.open(ctx, path)
 	if err != nil {
@@ -46,12 +47,13 @@ func (f *Files) readWhole(ctx context.Context, path string, limit int64) (_ []by
 	return b, err
 }
 
+// tooLarge is the error of a file beyond limit.
 func tooLarge(limit int64) error {
 	return fmt.Errorf("it has more than %s, the most that is read into memory", humanize.IBytes(uint64(limit)))
 }
 
-// statFile says what is to be read of a file, and what is wrong with it as far as its
-// directory entry shows. Links are followed.
+// statFile returns the size of a file, and what makes it a bad sample as far as its
+// directory entry shows; "" for nothing. Links are followed.
 func (f *Files) statFile(path string) (size int64, bad string) {
 	info, err := f.stat(path)
 	if err == nil {
@@ -69,7 +71,9 @@ func (f *Files) statFile(path string) (size int64, bad string) {
 	return info.Size(), ""
 }
 
-// loadFile reads a whole file of a known size into a buffer of the pool.
+// loadFile reads a whole file of a known size into a pooled buffer. The caller returns it
+// with buffers.put. A file of another size has changed since it was listed, and is an
+// error.
 func (f *Files) loadFile(ctx context.Context, path string, size int64) ([]byte, error) {
 	in, err := f.open(ctx, path)
 	if interrupted(err) {
@@ -79,7 +83,7 @@ func (f *Files) loadFile(ctx context.Context, path string, size int64) ([]byte, 
 		return nil, errors.New(reason(err))
 	}
 	defer func() { _ = in.Close() }()
-	// One byte more, to see that there is none.
+	// One byte more than the size shows that the file has not grown.
 	buf := buffers.get(size + 1)
 	n, err := io.ReadFull(in, buf)
 	if !errors.Is(err, io.ErrUnexpectedEOF) || int64(n) != size {
@@ -95,7 +99,8 @@ func (f *Files) loadFile(ctx context.Context, path string, size int64) ([]byte, 
 	return buf[:n], nil
 }
 
-// reason says why a file cannot be read, without its path, which stands beside it.
+// reason returns why a file cannot be read. It leaves out the path, which the message has
+// already.
 func reason(err error) string {
 	var path *fs.PathError
 	switch {
@@ -109,7 +114,8 @@ func reason(err error) string {
 	return "unreadable: " + err.Error()
 }
 
-// fileSample is a sample that a file holds the only blob of.
+// fileSample returns a sample whose only blob is a file. Load reads the file when the
+// sample is used; Release returns the buffer to the pool.
 func (f *Files) fileSample(ctx context.Context, key, path string) Sample {
 	s := Sample{Key: key}
 	if s.Size, s.Bad = f.statFile(path); s.Bad != "" {
@@ -128,13 +134,13 @@ func (f *Files) fileSample(ctx context.Context, key, path string) Sample {
 	return s
 }
 
-// extent is that of a whole file.
+// extent returns the extent of a whole file.
 func (f *Files) extent(path string, size int64) Extent {
 	return Extent{File: f.name(path), Length: size}
 }
 
-// readBuffer reads n bytes into a buffer of the pool. It is never nil. Large
-// ones are read step by step, so that a false size does not claim memory.
+// readBuffer reads n bytes into a pooled buffer, which is never nil. A large buffer grows
+// while it is filled, so that a false size does not claim memory.
 func readBuffer(r io.Reader, n int64) ([]byte, error) {
 	const step = 16 << 20
 	buf := buffers.get(min(n, step))
@@ -157,16 +163,17 @@ func readBuffer(r io.Reader, n int64) ([]byte, error) {
 	}
 }
 
-// buffers holds the memory that samples are read into.
+// buffers is the pool of the memory for samples.
 var buffers pool
 
-// pool hands out buffers in sizes of powers of two, and takes them back. It is
-// safe for concurrent use.
+// pool hands out buffers with capacities of powers of two. It is safe for concurrent use.
+// Without it each sample would be garbage of its size, and the collector would double the
+// memory of an import.
 type pool struct {
 	classes [40]sync.Pool // of *[]byte with capacity 1<<i
 }
 
-// get returns a buffer of n bytes with any content.
+// get returns a buffer of n bytes. Its content is arbitrary.
 func (p *pool) get(n int64) []byte {
 	class := bits.Len64(uint64(max(n, 4096) - 1))
 	if class >= len(p.classes) {
@@ -178,16 +185,18 @@ func (p *pool) get(n int64) []byte {
 	return make([]byte, n, 1<<class)
 }
 
-// putAll takes back the buffers of a sample; nil ones are passed over.
+// putAll returns the buffers of a sample. nil ones are ignored.
 func (p *pool) putAll(blobs [][]byte) {
 	for _, b := range blobs {
 		p.put(b)
 	}
 }
 
-// put takes back what get returned, or a part of it that begins where it did.
+// put returns a buffer of get, or a prefix of one. Buffers of other capacities are left
+// to the collector.
 func (p *pool) put(b []byte) {
 	class := bits.Len64(uint64(cap(b))) - 1
+	// get makes nothing below 1<<12.
 	if class < 12 || class >= len(p.classes) || cap(b) != 1<<class {
 		return
 	}
@@ -195,9 +204,10 @@ func (p *pool) put(b []byte) {
 	p.classes[class].Put(&b)
 }
 
-// bounds is the folder of a data set. Its author may name any file, by a path or by a
-// link: a file outside the folder belongs to the user who imports, and not one that the
-// author has handed over. It is used by one goroutine; nil has no bounds.
+// bounds restricts a data set to its folder. The author of a data set may name any file,
+// by a path or a link. A file outside the folder belongs to the user who imports, and a
+// published dataset must not contain it. One goroutine uses it; a nil bounds allows
+// everything.
 type bounds struct {
 	files    *Files
 	named    string            // as it was named, absolute
@@ -205,7 +215,8 @@ type bounds struct {
 	folders  map[string]string // resolved, by name
 }
 
-// boundsOf returns the bounds of a folder; nil if files outside it are allowed.
+// boundsOf returns the bounds of a folder; nil if Options.Outside allows files outside
+// it.
 func (f *Files) boundsOf(folder string, opts Options) (*bounds, error) {
 	if opts.Outside {
 		return nil, nil //nolint:nilnil // no bounds
@@ -217,8 +228,8 @@ func (f *Files) boundsOf(folder string, opts Options) (*bounds, error) {
 	return &bounds{files: f, named: f.absolute(folder), resolved: resolved, folders: map[string]string{}}, nil
 }
 
-// outside says how a path leads out of the folder, "" if it does not, or leads to nothing. A path that is outside by
-// its name is not looked at.
+// outside returns how a path leads out of the folder; "" if it does not, or if nothing
+// exists there. A path that is outside by its name is not accessed at all.
 func (b *bounds) outside(path string) string {
 	if b == nil {
 		return ""
@@ -239,7 +250,7 @@ func (b *bounds) outside(path string) string {
 	return ""
 }
 
-// check is outside as an error.
+// check returns what outside finds as an error.
 func (b *bounds) check(path string) error {
 	if why := b.outside(path); why != "" {
 		return fmt.Errorf("%w: %s is %s", schema.ErrInvalid, Quoted(b.files.shown(path)), why)
@@ -247,7 +258,8 @@ func (b *bounds) check(path string) error {
 	return nil
 }
 
-// resolve returns a path without links. Each folder is looked at once.
+// resolve returns a path without links. It resolves each folder once: a data set has few
+// folders and many files.
 func (b *bounds) resolve(path string) (string, error) {
 	info, err := b.files.lstat(path)
 	if err != nil {
@@ -256,7 +268,8 @@ func (b *bounds) resolve(path string) (string, error) {
 	if info.Mode()&fs.ModeSymlink != 0 {
 		return b.files.resolve(path)
 	}
-	// Not filepath.Dir, which removes a folder before "..": the system goes on from where a link leads.
+	// Not filepath.Dir, which removes a folder before "..": the system goes on from where
+	// a link leads.
 	folder, name := filepath.Split(path)
 	to, known := b.folders[folder]
 	if !known {
@@ -268,22 +281,23 @@ func (b *bounds) resolve(path string) (string, error) {
 	return filepath.Join(to, name), nil
 }
 
-// below reports whether a path is in a folder, by their names.
+// below reports whether a path is in a folder, by their names alone.
 func below(folder, path string) bool {
 	rel, err := filepath.Rel(folder, path)
 	return err == nil && filepath.IsLocal(rel)
 }
 
-// A table may name a file otherwise than its folder does: with the backslashes of Windows, or with accents of their own
-// (NFD, as macOS writes them) where the folder has letters that include them (NFC), or the other way round.
+// A table may write a file's name in another way than the folder does: with the
+// backslashes of Windows, or in another Unicode normal form. macOS decomposes accents
+// (NFD), while most programs compose them (NFC).
 
-// slashed returns a path with slashes in the place of backslashes.
+// slashed returns a path with slashes instead of backslashes.
 func slashed(name string) string { return strings.ReplaceAll(name, `\`, "/") }
 
-// canonical is what is the same of all ways to write a path.
+// canonical returns the common form of all ways to write a path.
 func canonical(name string) string { return norm.NFC.String(slashed(name)) }
 
-// ascii says whether there is one way to write a name.
+// ascii reports whether a name is ASCII, so that there is one way to write it.
 func ascii(name string) bool {
 	for i := range len(name) {
 		if name[i] >= utf8.RuneSelf {
@@ -293,7 +307,7 @@ func ascii(name string) bool {
 	return true
 }
 
-// namer finds the files that a table in a folder names. It is used by one goroutine.
+// namer finds the files that a table in a folder names. One goroutine uses it.
 type namer struct {
 	files *Files
 	dir   string
@@ -302,8 +316,10 @@ type namer struct {
 }
 
 // find returns the path of a file that a table names, whether it exists or not, and its
-// name as a path with slashes. It says why the file is not to be read, "" if it is. A
-// name that a file has is that file.
+// name as a path with slashes. bad is why the file must not be read; "" if it may.
+//
+// An existing file with exactly that name wins. Only if there is none, other ways to
+// write the name are tried: on Linux a backslash may be part of a name.
 func (n *namer) find(name string) (file, key, bad string) {
 	if at, ok := n.files.named(name); ok {
 		if !filepath.IsAbs(at) {
@@ -330,7 +346,8 @@ func (n *namer) find(name string) (file, key, bad string) {
 	return file, filepath.ToSlash(filepath.Clean(name)), bad
 }
 
-// know has the files known that a table names.
+// know makes the files known that a table names. In a bucket that is one batch of
+// requests instead of one for each row.
 func (n *namer) know(ctx context.Context, names []string) error {
 	if n.files.bucket() == nil {
 		return nil
@@ -350,7 +367,7 @@ func (n *namer) know(ctx context.Context, names []string) error {
 	return n.files.know(ctx, paths)
 }
 
-// rel returns the path in the folder of the table of the file that a table names.
+// rel returns the path of the named file relative to the table's folder.
 func (n *namer) rel(name string) string {
 	file, key, _ := n.find(name)
 	if rel, err := filepath.Rel(n.dir, file); err == nil {
@@ -359,7 +376,7 @@ func (n *namer) rel(name string) string {
 	return key
 }
 
-// at returns the place of a file, and why it is not to be read.
+// at returns the path of a name, and why the file must not be read.
 func (n *namer) at(name string) (file, bad string) {
 	file = filepath.FromSlash(name)
 	if !filepath.IsAbs(file) {
@@ -368,7 +385,8 @@ func (n *namer) at(name string) (file, bad string) {
 	return file, n.in.outside(file)
 }
 
-// written returns a path below the folder of the table as the folders on the way write it.
+// written returns a path below the table's folder, with each part as the folder writes
+// it.
 func (n *namer) written(file string) string {
 	rel, err := filepath.Rel(n.dir, file)
 	if err != nil || !filepath.IsLocal(rel) {
@@ -388,7 +406,9 @@ func (n *namer) written(file string) string {
 	return at
 }
 
-// folder reads a folder once. Two names with one normal form are both left out: the table cannot choose between them.
+// folder returns the names in a directory that are not ASCII, by their normal form. It
+// reads each directory once. If two names share a normal form, both are left out, because
+// the table cannot choose between them.
 func (n *namer) folder(dir string) map[string]string {
 	if known, ok := n.names[dir]; ok {
 		return known

@@ -21,40 +21,50 @@ import (
 	"bowstring/schema"
 )
 
-// imageFolder is root/class/x.jpg, root/split/class/x.jpg or root/x.jpg, with
-// metadata.csv, .jsonl or .parquet in any of the folders, whose column file_name
-// is relative to it.
+// imageFolder is a folder of images: root/class/x.jpg, root/split/class/x.jpg or
+// root/x.jpg. Any of the folders may have metadata.csv, .jsonl or .parquet, with a column
+// file_name that is relative to it. The layout is that of ImageFolder in Hugging Face's
+// library datasets.
 //
-// A top folder is a split if all that hold images are named like splits. The class is the
-// folder below the split (or root), at any depth above the image. Labels are the same in
-// all splits. Metadata with a column label takes their place.
+// The top folders are splits if all that contain images are named like splits. The class
+// is the folder below the split, or below root, at any depth above the image. Labels are
+// the same in all splits. A column label in the metadata replaces the classes of the
+// folders.
 //
-// A folder of audio is the same with sound, and with LibriSpeech's transcripts:
-// X.trans.txt, each line of which is the name of a file beside it, without its
-// extension, and what is said.
+// A folder of audio has the same layout. It may have transcripts as LibriSpeech has them:
+// in X.trans.txt each line has the name of a file in the same folder, without its
+// extension, and the words that are said.
 type imageFolder struct {
 	about
-	media   string                 // schema.MediaImage or schema.MediaAudio
+	// media is schema.MediaImage or schema.MediaAudio, and isMedia decides by the name
+	// whether a file is a sample.
+	media   string
 	isMedia func(name string) bool // whether a file is a sample
-	split   string                 // the only one to read, if splits are distinguished
-	in      *bounds
-	choice  *choice
-	paths   bool     // there is a column file_name
+	// split is the only split to read; "" reads all.
+	split  string
+	in     *bounds
+	choice *choice
+	// paths adds the column file_name.
+	paths   bool
 	classes []string // sorted; nil if there are none
 
-	meta  *table   // joined columns, or nil
+	// meta are the columns of the metadata that join adds to files; nil without metadata.
+	meta  *table
 	label int      // column of meta that is the label, or -1
 	join  *joined  // the rows of meta
 	files []string // metadata files
 	sizes Estimate // of the samples
 }
 
+// openImageFolder opens a folder of images.
 func openImageFolder(ctx context.Context, root string, opts Options) (Source, error) {
 	return openFolder(ctx, root, opts, &imageFolder{about: about{format: "imagefolder"}, media: schema.MediaImage,
 		isMedia: isImageName})
 }
 
-// openFolder fills in s, which says what is looked for.
+// openFolder opens the folder for s, which says which files are samples. If the metadata
+// names files in several columns, the rows of the metadata are the samples, and the
+// source is another one.
 func openFolder(ctx context.Context, root string, opts Options, s *imageFolder) (Source, error) {
 	s.place, s.walked = opts.files, opts.Walk
 	resolved, err := s.place.resolve(root)
@@ -86,7 +96,8 @@ func openFolder(ctx context.Context, root string, opts Options, s *imageFolder) 
 	return s, nil
 }
 
-// survey walks the tree once for splits, classes and metadata.
+// survey walks the tree once, for the splits, the classes and the metadata. They must be
+// known before the first sample, because the schema has the names of the classes.
 func (s *imageFolder) survey(ctx context.Context) error {
 	tops := map[string]int64{}          // images by top folder, "" for those in root
 	seconds := map[[2]string]struct{}{} // top folders, and the folders in them, with images
@@ -119,7 +130,8 @@ func (s *imageFolder) survey(ctx context.Context) error {
 		}
 		rel := s.rel(p)
 		if err == nil && d.IsDir() && p != s.path && (s.isMedia(d.Name()) || !utf8.ValidString(rel)) {
-			return fs.SkipDir // nor is what is in it read, so that it is no class
+			// Its files are not samples, so that it must not become a class.
+			return fs.SkipDir
 		}
 		if err == nil && !d.IsDir() && utf8.ValidString(rel) {
 			note(rel, d)
@@ -141,7 +153,8 @@ func (s *imageFolder) survey(ctx context.Context) error {
 	return nil
 }
 
-// arrange decides which folders are splits and which are classes.
+// arrange decides which folders are splits and which are classes. tops counts the images
+// by top folder.
 func (s *imageFolder) arrange(tops map[string]int64, seconds map[[2]string]struct{}) {
 	names := slices.DeleteFunc(slices.Sorted(maps.Keys(tops)), func(n string) bool { return n == "" })
 	split := len(names) > 0
@@ -163,6 +176,7 @@ func (s *imageFolder) arrange(tops map[string]int64, seconds map[[2]string]struc
 		s.splits = names
 		slices.SortFunc(s.splits, func(a, b string) int { return splitRank(a) - splitRank(b) })
 	}
+	// The counts of the other splits are not those of this import.
 	for top, n := range tops {
 		if len(s.splits) == 0 || s.split == "" || top == s.split {
 			s.rows += n
@@ -170,7 +184,7 @@ func (s *imageFolder) arrange(tops map[string]int64, seconds map[[2]string]struc
 	}
 }
 
-// folders returns the first two folders of a path, "" where there are fewer.
+// folders returns the first two folders of a path; "" for each that it does not have.
 func folders(rel string) (top, second string) {
 	parts := strings.SplitN(rel, "/", 3)
 	switch len(parts) {
@@ -183,10 +197,12 @@ func folders(rel string) (top, second string) {
 	}
 }
 
+// isMetadata reports whether a file is the metadata of an ImageFolder.
 func isMetadata(name string) bool {
 	return name == "metadata.csv" || name == "metadata.jsonl" || name == "metadata.parquet"
 }
 
+// rel returns a path relative to root, with slashes.
 func (s *imageFolder) rel(p string) string {
 	rel, err := filepath.Rel(s.path, p)
 	if err != nil {
@@ -195,12 +211,14 @@ func (s *imageFolder) rel(p string) string {
 	return filepath.ToSlash(rel)
 }
 
-// readMetadata reads the metadata files into one table. If that names files in other columns than file_name, the rows
-// are the samples.
+// readMetadata reads the metadata files into one table. If it names files in other
+// columns than file_name, it returns the source whose samples are the rows.
 func (s *imageFolder) readMetadata(ctx context.Context) (*fileRows, error) {
 	if len(s.files) == 0 {
 		return nil, nil //nolint:nilnil // no metadata
 	}
+	// Two metadata files in one folder would name each file twice, with values that may
+	// differ.
 	dirs := map[string]string{}
 	for _, f := range s.files {
 		if why := s.in.outside(filepath.Join(s.path, f)); why != "" {
@@ -231,6 +249,7 @@ func (s *imageFolder) readMetadata(ctx context.Context) (*fileRows, error) {
 	}
 	t.choose(s.choice)
 	s.notes = append(append(s.notes, t.notes...), t.rename("file_name", s.media)...)
+	// A label in the metadata takes precedence over the folders.
 	if s.label = t.find("label"); s.label >= 0 {
 		if err := t.classes(s.label); err != nil {
 			return nil, err
@@ -241,6 +260,7 @@ func (s *imageFolder) readMetadata(ctx context.Context) (*fileRows, error) {
 	return nil, nil //nolint:nilnil // the files are the samples
 }
 
+// Fields implements Source.
 func (s *imageFolder) Fields() (meta, blobs []arrow.Field) {
 	switch {
 	case s.label >= 0:
@@ -261,13 +281,16 @@ func (s *imageFolder) Fields() (meta, blobs []arrow.Field) {
 	return meta, []arrow.Field{schema.BlobField(s.media, s.media, false)}
 }
 
+// detectImageFolder reports whether the layout has images outside archives.
 func (l *layout) detectImageFolder() bool {
 	return l.dir && l.any(isImageName)
 }
 
-// errStop ends a walk whose consumer wants no more.
+// errStop ends a walk after the consumer has stopped.
 var errStop = errors.New("stop")
 
+// Samples implements Source: split by split, so that the rows of a split follow each
+// other in the dataset.
 func (s *imageFolder) Samples(ctx context.Context) iter.Seq2[Sample, error] {
 	return func(yield func(Sample, error) bool) {
 		var seen []bool // rows of the metadata that were joined
@@ -280,7 +303,7 @@ func (s *imageFolder) Samples(ctx context.Context) iter.Seq2[Sample, error] {
 			if s.split != "" {
 				tops = []string{s.split}
 			} else {
-				tops = append(slices.Clone(tops), "") // images outside of them
+				tops = append(slices.Clone(tops), "") // images outside them come last, as bad samples
 			}
 		}
 		for _, top := range tops {
@@ -305,7 +328,11 @@ func (s *imageFolder) Samples(ctx context.Context) iter.Seq2[Sample, error] {
 	}
 }
 
-// visit yields what is at a path, if it is an image or should be one.
+// visit yields the sample at a path, or a bad one if the path should be a sample. Other
+// files are skipped.
+//
+// Links to files are followed within the bounds of the folder. Links to folders are not
+// followed: they may form a cycle.
 func (s *imageFolder) visit(ctx context.Context, p, split string, d fs.DirEntry, err error, seen []bool,
 	yield func(Sample, error) bool) error {
 	var sample Sample
@@ -342,6 +369,8 @@ func (s *imageFolder) visit(ctx context.Context, p, split string, d fs.DirEntry,
 	return nil
 }
 
+// sample makes the sample of a file, joined with its row of the metadata. The first
+// problem found is reported.
 func (s *imageFolder) sample(ctx context.Context, rel, p, split string, seen []bool) Sample {
 	sample := s.place.fileSample(ctx, rel, p)
 	sample.Split = split
@@ -393,7 +422,8 @@ func (s *imageFolder) sample(ctx context.Context, rel, p, split string, seen []b
 	return sample
 }
 
-// unseen yields the rows of the metadata for which there was no image.
+// unseen yields the rows of the metadata without a file, as bad samples: a file that is
+// missing must not disappear silently.
 func (s *imageFolder) unseen(seen []bool, tops []string, yield func(Sample, error) bool) {
 	if s.meta == nil {
 		return
@@ -423,28 +453,37 @@ func (s *imageFolder) unseen(seen []bool, tops []string, yield func(Sample, erro
 	}
 }
 
-// joined finds the rows of metadata that name files of a folder.
+// joined finds the rows of metadata that name files of a folder. An exact name comes
+// first, then another way to write it. One goroutine uses it.
 type joined struct {
 	place *Files
 	root  string
-	files string          // of metadata, for messages
-	rows  map[string]int  // by file, as it is named
-	twice map[string]bool // files that two rows name
-	names []string        // by row
-	alike map[string]int  // rows by canonical name, of those that may be written otherwise; or severalRows
-	used  map[int]string  // files by the rows that were found for them
+	// files are the metadata files, for messages.
+	files string
+	// rows has the row of each file, by the name that the row has.
+	rows map[string]int
+	// twice has the files that two rows name.
+	twice map[string]bool
+	names []string // by row
+	// alike has the rows of names that may be written in another way, by canonical name.
+	// The value is severalRows if several rows share one.
+	alike map[string]int
+	// used has the file that each row was found for.
+	used map[int]string
 }
 
-// severalRows stands for rows that name one file, each in another way.
+// severalRows marks a canonical name that several rows share, each written in another
+// way.
 const severalRows = -1
 
+// newJoined returns a joined without rows.
 func newJoined(place *Files, root string, files []string) *joined {
 	return &joined{place: place, root: root, files: quotedList(files), rows: map[string]int{}, twice: map[string]bool{},
 		alike: map[string]int{},
 		used:  map[int]string{}}
 }
 
-// add adds the next row, which names a file, and canonically so.
+// add adds the next row: the name that it has, and the canonical form of that name.
 func (j *joined) add(file, canonical string) {
 	row := len(j.names)
 	j.names = append(j.names, file)
@@ -460,8 +499,8 @@ func (j *joined) add(file, canonical string) {
 	j.alike[canonical] = row
 }
 
-// find returns the row that names a file, or says why there is none. A row that names another file just as that is
-// written is not taken for one that is written otherwise.
+// find returns the row of a file, or why there is none. A row is taken for another way to
+// write a name only if no file has exactly the name in the row.
 func (j *joined) find(file string) (row int, why string) {
 	row, ok := j.rows[file]
 	if !ok {
@@ -480,8 +519,9 @@ func (j *joined) find(file string) (row int, why string) {
 	return row, ""
 }
 
-// fileRows makes the source of a folder whose metadata names files in columns X_file_name, or lists of files in columns
-// X_file_names, as ImageFolder and AudioFolder of the library datasets have it. nil if it does not.
+// fileRows returns the source of a folder whose metadata names files in columns
+// X_file_name, or lists of files in columns X_file_names, as the library datasets has
+// them. It returns nil if no column but file_name does so.
 func (s *imageFolder) fileRows(t *table) (*fileRows, error) {
 	out := &fileRows{about: s.about, in: s.in, asked: s.split, meta: t, label: -1,
 		found: &namer{files: s.place, dir: s.path, in: s.in}}
@@ -494,6 +534,8 @@ func (s *imageFolder) fileRows(t *table) (*fileRows, error) {
 		switch {
 		case isOne && isText(f.Type):
 			if f.Name != schema.PathColumn {
+				// A column may be named so for other reasons. If none of its values is a
+				// file, it is text.
 				if !s.namesFiles(out.found, t, t.columns[i]) {
 					s.notes = append(s.notes, fmt.Sprintf("the column %q names no file that there is, and is kept as text",
 						f.Name))
@@ -521,6 +563,7 @@ func (s *imageFolder) fileRows(t *table) (*fileRows, error) {
 	if !others {
 		return nil, nil //nolint:nilnil // the files are the samples
 	}
+	// Two columns could claim one name, such as image_file_name and file_name.
 	var names []string
 	for _, f := range files {
 		if slices.Contains(names, f.field.Name) {
@@ -554,7 +597,8 @@ func (s *imageFolder) fileRows(t *table) (*fileRows, error) {
 	return out, nil
 }
 
-// fileColumn is the blob column of files that a column of text names.
+// fileColumn returns the blob column for a column of paths. Its media follows from the
+// names of all files: a mix has no media.
 func (s *imageFolder) fileColumn(name string, paths arrow.Array) fileColumn {
 	if name == "" {
 		name = s.media
@@ -577,7 +621,7 @@ func (s *imageFolder) fileColumn(name string, paths arrow.Array) fileColumn {
 	return fileColumn{schema.BlobField(freeName(name, []string{schema.PathColumn}), media, true), paths}
 }
 
-// namesFiles says whether some row's text is the name of a file.
+// namesFiles reports whether any text in the column names an existing file.
 func (s *imageFolder) namesFiles(found *namer, t *table, paths arrow.Array) bool {
 	for row := range paths.Len() {
 		if name := text(paths, row); name != "" {
@@ -590,7 +634,8 @@ func (s *imageFolder) namesFiles(found *namer, t *table, paths arrow.Array) bool
 	return false
 }
 
-// fileLists are the blob columns of files that lists name: one for each place in the lists, if all are of one length.
+// fileLists returns the blob columns for a column of lists of paths: one for each index,
+// if all lists have one length. A blob column has one blob a row.
 func (s *imageFolder) fileLists(t *table, name string, i int) ([]fileColumn, error) {
 	lists := t.columns[i].(array.ListLike)
 	length := int64(-1)
@@ -630,13 +675,14 @@ func (s *imageFolder) fileLists(t *table, name string, i int) ([]fileColumn, err
 	return columns, nil
 }
 
+// isListOfText reports whether t is a list of strings.
 func isListOfText(t arrow.DataType) bool {
 	list, ok := t.(arrow.ListLikeType)
 	return ok && isText(list.Elem())
 }
 
-// splitOf is the top folder of a row's first file, or else of its metadata; "" if that is
-// no split.
+// splitOf returns the top folder of a row's first file, or of its metadata if it names
+// none; "" if that folder is no split.
 func (s *imageFolder) splitOf(t *table, row int, files []fileColumn) string {
 	folder := path.Dir(t.lines[row].file)
 	rel := path.Join(folder, "x")
@@ -684,12 +730,14 @@ func (s *imageFolder) unnamed(ctx context.Context, named map[string]bool) iter.S
 // transcriptSuffix ends the names of LibriSpeech's transcripts.
 const transcriptSuffix = ".trans.txt"
 
-// openAudioFolder opens a folder of sound, which is laid out as one of images is.
+// openAudioFolder opens a folder of audio, which has the layout of a folder of images.
 func openAudioFolder(ctx context.Context, root string, opts Options) (Source, error) {
 	return openFolder(ctx, root, opts, &imageFolder{about: about{format: "audiofolder"}, media: schema.MediaAudio,
 		isMedia: isAudioName})
 }
 
+// detectAudioFolder reports whether the layout has audio, and nothing that another format
+// claims.
 func (l *layout) detectAudioFolder() bool {
 	other := func(name string) bool {
 		return isImageName(name) || isTarName(name) || extension(name) == "parquet"
@@ -697,7 +745,7 @@ func (l *layout) detectAudioFolder() bool {
 	return l.dir && l.any(isAudioName) && !l.any(other) && !l.detectCommonVoice()
 }
 
-// kind is what the files are, in words.
+// kind returns what the files are, for messages.
 func (s *imageFolder) kind() string {
 	if s.media == schema.MediaAudio {
 		return "sound"
@@ -705,6 +753,7 @@ func (s *imageFolder) kind() string {
 	return "images"
 }
 
+// extensions returns the extensions of samples.
 func (s *imageFolder) extensions() []string {
 	if s.media == schema.MediaAudio {
 		return audioExtensions
@@ -712,12 +761,13 @@ func (s *imageFolder) extensions() []string {
 	return imageExtensions
 }
 
+// isMetadata reports whether a file has columns for the samples.
 func (s *imageFolder) isMetadata(name string) bool {
 	return isMetadata(name) || s.media == schema.MediaAudio && strings.HasSuffix(name, transcriptSuffix)
 }
 
-// readTranscripts reads lines of an utterance's name and what is said in it. The
-// utterance is a FLAC beside the file.
+// readTranscripts reads lines with the name of an utterance and its words. The utterance
+// is a FLAC file in the same folder.
 func (t *looseTable) readTranscripts(file string, r *bufio.Reader) error {
 	name, transcript := t.column("file_name"), t.column("transcript")
 	lines := bufio.NewScanner(r)

@@ -18,41 +18,49 @@ import (
 	"bowstring/fetch/operators/program"
 )
 
-// Verify says how closely images are looked at.
+// Verify says how thoroughly images are checked.
 type Verify string
 
 const (
-	// VerifyNone takes any bytes; width, height and format are null where the header makes no sense.
+	// VerifyNone accepts any bytes. width, height and format are null if the header is
+	// invalid.
 	VerifyNone Verify = "none"
-	// VerifyHeader wants a header that the operators' decoders read, and the mark at
-	// which the format ends: EOI of JPEG, IEND of PNG, the trailer of GIF or the end of a
-	// frame, the length of WebP and BMP. A file cut short lacks it. TIFF has none, so of
-	// it the header is all that is checked. The bytes between are not.
+	// VerifyHeader requires a header that the operators' decoders accept, and the mark at
+	// the end of the format. The marks are EOI of JPEG, IEND of PNG, and the trailer of
+	// GIF or the end of a frame. WebP and BMP state their length. A truncated file lacks
+	// the mark. TIFF has none, so that only its header is checked. The bytes between are
+	// not checked.
 	VerifyHeader Verify = "header"
-	// VerifyDecode decodes every pixel as well, as the operators do, of images whose header does not claim
-	// more of them than fit in a gigabyte.
+	// VerifyDecode also decodes every pixel, with the decoders that serve. An image whose
+	// header claims more than a gigabyte of pixels is rejected instead.
 	VerifyDecode Verify = "decode"
 )
 
+// imageExtensions are the endings of names of images, in lower case.
 var imageExtensions = []string{"jpg", "jpeg", "png", "gif", "webp", "bmp", "tif", "tiff"}
 
+// isImageName reports whether a name has the ending of an image.
 func isImageName(name string) bool { return slices.Contains(imageExtensions, extension(name)) }
 
+// audioExtensions are the endings of names of audio files, in lower case.
 var audioExtensions = []string{"wav", "flac", "mp3", "ogg", "opus", "m4a", "w64"}
 
+// isAudioName reports whether a name has the ending of an audio file.
 func isAudioName(name string) bool { return slices.Contains(audioExtensions, extension(name)) }
 
-// imageInfo is what an image's header says.
+// imageInfo is the content of an image's header.
 type imageInfo struct {
 	Width, Height int32
 	Format        string // jpeg, png, gif, webp, bmp, tiff
-	Orientation   int32  // Exif's, 1 to 8: how the pixels are to be turned
+	// Orientation is Exif's, 1 to 8: how a viewer turns the pixels.
+	Orientation int32
 }
 
-// errCut is what a file lacks that was cut short.
+// errCut marks errors of truncated files.
 var errCut = errors.New("cut short")
 
-// inspect reads an image's header and checks it as far as v says.
+// inspect reads the header of an image and checks the image as far as v asks. Its error
+// is the reason of a bad sample.
 func inspect(b []byte, v Verify) (imageInfo, error) {
 	if len(b) == 0 {
 		return imageInfo{}, errors.New("empty")
@@ -76,6 +84,8 @@ func inspect(b []byte, v Verify) (imageInfo, error) {
 	if v == VerifyNone {
 		return info, nil
 	}
+	// The end is checked before pixels are decoded: it finds most damage, and costs
+	// nothing.
 	if err := checkEnd(b, info.Format); err != nil {
 		return info, err
 	}
@@ -87,7 +97,8 @@ func inspect(b []byte, v Verify) (imageInfo, error) {
 	return info, nil
 }
 
-// guarded calls f, and makes an error of a panic: the libraries that decode are not ours.
+// guarded calls f and turns a panic into an error. Some decoders are third-party and
+// panic on malformed input.
 func guarded(f func() error) (err error) {
 	defer func() {
 		if r := recover(); r != nil {
@@ -97,15 +108,15 @@ func guarded(f func() error) (err error) {
 	return f()
 }
 
-// maxDecoded bounds the memory that decoding takes, of one image and of all images that
-// are being decoded. The memory for an image is known from its header.
+// maxDecoded bounds the memory of decoding in bytes: of one image, and of all that are
+// decoded at once. The header states how much an image needs.
 const maxDecoded = 1 << 30
 
-// decoding is what is left of maxDecoded.
+// decoding holds what is free of maxDecoded, for all goroutines.
 var decoding = semaphore.NewWeighted(maxDecoded)
 
-// decodeAll decodes every pixel of an image whose header this is, by the decoder that serves. It waits for
-// memory that other decoders have.
+// decodeAll decodes every pixel of an image with the decoder that serves, so that what
+// passes can be served. It waits until there is memory.
 func decodeAll(b []byte, h codec.Header) error {
 	name := strings.ToLower(h.Format.String())
 	if h.Bytes > maxDecoded {
@@ -113,7 +124,7 @@ func decodeAll(b []byte, h codec.Header) error {
 			"takes it without decoding)", name, humanize.Comma(int64(h.Width)), humanize.Comma(int64(h.Height)),
 			humanize.IBytes(uint64(h.Bytes)), humanize.IBytes(maxDecoded))
 	}
-	// Holders wait for nothing, so that this ends.
+	// A goroutine that holds memory waits for nothing else, so that this wait ends.
 	if err := decoding.Acquire(context.Background(), h.Bytes); err != nil {
 		return err
 	}
@@ -130,7 +141,7 @@ func decodeAll(b []byte, h codec.Header) error {
 	return err
 }
 
-// checkEnd looks for the mark at which a whole image ends.
+// checkEnd checks the mark at the end of an image. Only the end of a whole file has it.
 func checkEnd(b []byte, format string) error {
 	switch format {
 	case "jpeg":
@@ -149,7 +160,7 @@ func checkEnd(b []byte, format string) error {
 		if want := 8 + int64(binary.LittleEndian.Uint32(b[4:])); int64(len(b)) < want {
 			return fmt.Errorf("%w: %d bytes of a WebP of %d", errCut, len(b), want)
 		}
-	case "bmp": // the size of pixels in run lengths is not in the header
+	case "bmp": // the header does not state the size of run-length encoded pixels
 		if want := int64(binary.LittleEndian.Uint32(b[2:])); int64(len(b)) < want && b[14] >= 40 && b[30]-1 < 2 {
 			return fmt.Errorf("%w: %d bytes of a BMP of %d", errCut, len(b), want)
 		}
@@ -157,12 +168,13 @@ func checkEnd(b []byte, format string) error {
 	return nil
 }
 
-// jpegEnds walks the segments of a JPEG to its end-of-image marker (ITU-T T.81,
-// annex B): bytes may follow it, and the thumbnail in a segment has one of its own.
+// jpegEnds walks the segments of a JPEG to the end-of-image marker (ITU-T T.81, annex B).
+// A search for the marker does not suffice: bytes may follow it, and a thumbnail within a
+// segment has one of its own.
 func jpegEnds(b []byte) bool {
 	for i := 2; ; {
-		// To the next marker: within entropy-coded data FF is followed by 00 or
-		// a restart marker, and any number of FF may fill up before a marker.
+		// Find the next marker. In entropy-coded data FF is followed by 00 or by a
+		// restart marker. Before a marker any number of FF may be fill bytes.
 		n := bytes.IndexByte(b[min(i, len(b)):], 0xff)
 		if n < 0 || i+n+1 >= len(b) {
 			return false
@@ -183,7 +195,8 @@ func jpegEnds(b []byte) bool {
 	}
 }
 
-// pngEnds walks the chunks of a PNG to IEND.
+// pngEnds walks the chunks of a PNG to IEND. The bytes IEND alone may also be compressed
+// data.
 func pngEnds(b []byte) bool {
 	const head, tail = 8, 4 // length and name before, CRC behind the data
 	for i := 8; i+head+tail <= len(b); {
@@ -197,8 +210,10 @@ func pngEnds(b []byte) bool {
 	return false
 }
 
-// gifEnds walks the blocks of a GIF to its trailer, which some programs leave out: then a frame is the end.
+// gifEnds walks the blocks of a GIF to its trailer. Some programs leave out the trailer;
+// then the end of a frame is accepted.
 func gifEnds(b []byte) bool {
+	// A colour table has 3 bytes for each of 2^(n+1) colours.
 	colours := func(flags byte) int {
 		if flags&0x80 == 0 {
 			return 0

@@ -21,47 +21,57 @@ import (
 	"gopkg.in/yaml.v3"
 )
 
-// UseIndex says what is taken from an index next to a tar in a bucket. An index is
-// advice: what it says is held against headers, and where they differ the headers count,
-// and a note says so.
+// UseIndex says how an index next to a tar in a bucket is used. An index is advice: it is
+// compared with headers. If they differ, the headers count, and a note says so.
 type UseIndex string
 
 // Ways to use an index.
 const (
-	// IndexSample takes members from an index that names them, and compares a sample of their headers.
+	// IndexSample takes the members from an index that names them, and compares a sample
+	// with their headers.
 	IndexSample UseIndex = "sample"
-	// IndexAll takes from an index where headers may begin, so that several are read at once. All of them are read.
+	// IndexAll takes the places where headers may begin from an index, so that several
+	// are read at once. It reads all headers.
 	IndexAll UseIndex = "all"
 	// IndexNone reads no index.
 	IndexNone UseIndex = "none"
 )
 
 const (
-	// indexChecks is how many members of a tar are compared with their headers, besides the first, the last and those that
-	// stand out.
+	// indexChecks is how many members of a tar are compared with their headers, in
+	// addition to the first, the last, and those after a gap.
 	indexChecks = 32
-	// mostChecks is how many are compared at most. Where more would have to be, all headers are read.
+	// mostChecks is the largest number of comparisons. If more were necessary, all
+	// headers are read instead.
 	mostChecks = 4 * indexChecks
-	// segmentMembers is how many members of a tar are read one after the other, where others are read at the same time.
+	// segmentMembers is how many members of a tar are read in sequence, while other
+	// segments are read in parallel.
 	segmentMembers = 64
-	// segmentWindows is how many windows a part has at least that is read from a header on.
+	// segmentWindows is the least length in windows of a part that is read from a header
+	// on.
 	segmentWindows = 16
-	// mostMembers bounds the members that an index names.
+	// mostMembers bounds the members that an index names, and so its memory.
 	mostMembers = 1 << 22
-	// tarPadding bounds what follows the last member of a tar: zeros that fill a record.
+	// tarPadding bounds the zeros after the last member. tar fills the last record, of 10
+	// KiB by default.
 	tarPadding = 1 << 20
 )
 
-// tarContents is what an index says of a tar.
+// tarContents is the content of an index of a tar.
 type tarContents struct {
-	index   string      // its path
-	size    int64       // of the tar
-	members []tarMember // in their order, where the index names them
-	gap     int64       // bytes between the end of a member and the content of the next, as most of them have it
-	starts  []int64     // where samples may begin, in ascending order
+	index string // its path
+	size  int64  // of the tar
+	// members are in the order of the tar; nil if the index does not name them.
+	members []tarMember
+	// gap is the most frequent distance from the end of a member to the content of the
+	// next: the size of headers.
+	gap int64
+	// starts are the offsets at which samples may begin, in ascending order.
+	starts []int64
 }
 
-// contents reads the index of a tar in a bucket; nil if there is none, or none that can be one of this tar.
+// contents reads the index of a tar in a bucket; nil if there is none that fits the tar.
+// An index that does not fit is noted. Tars on disk need no index: a seek costs nothing.
 func (f *Files) contents(ctx context.Context, tar string) (*tarContents, error) {
 	if f.bucket() == nil || f.indexes == IndexNone || !strings.HasSuffix(tar, ".tar") {
 		return nil, nil //nolint:nilnil // there is none
@@ -91,22 +101,24 @@ func (f *Files) contents(ctx context.Context, tar string) (*tarContents, error) 
 	return nil, nil //nolint:nilnil // there is none
 }
 
-// differs notes that an index and a tar differ.
+// differs notes that an index does not fit its tar.
 func (f *Files) differs(index, tar, what string) {
 	f.differing.add(fmt.Sprintf("the index %s is not one of %s, and was not used: %s", Quoted(f.shown(index)),
 		Quoted(f.shown(tar)), what))
 }
 
-// differing has the notes of indexes that differ from their tars. It is safe for concurrent use.
+// differing collects the notes about indexes that differ from their tars. It is safe for
+// concurrent use.
 type differing struct {
 	mu   sync.Mutex
 	said []string
 	n    int
 }
 
-// mostDiffering is how many notes there are of indexes that are wrong.
+// mostDiffering is how many such notes are kept; the rest are counted.
 const mostDiffering = 20
 
+// add keeps a note once.
 func (d *differing) add(note string) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -118,18 +130,23 @@ func (d *differing) add(note string) {
 	}
 }
 
+// notes returns the notes, sorted.
 func (d *differing) notes() []string {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	notes := slices.Clone(d.said)
-	slices.Sort(notes) // tars are read in any order
+	slices.Sort(notes) // tars are read in no fixed order
 	if more := d.n - len(notes); more > 0 {
 		notes = append(notes, fmt.Sprintf("%d more indexes of tars were not used", more))
 	}
 	return notes
 }
 
-// parse reads an index of any kind. Its error is why it cannot be one of the tar.
+// parse reads an index of any kind. Its error is the reason why the index does not fit
+// the tar.
+//
+// Energon's index is a list of 64-bit little-endian offsets: the beginning of each
+// sample, and the end of the last.
 func (c *tarContents) parse(data []byte) error {
 	switch {
 	case bytes.HasPrefix(data, []byte("v1.")):
@@ -151,11 +168,13 @@ func (c *tarContents) parse(data []byte) error {
 		last = int64(at)
 		c.starts = append(c.starts, last)
 	}
-	c.starts = c.starts[:len(c.starts)-1] // the last one is where samples end
+	c.starts = c.starts[:len(c.starts)-1] // the last offset is the end of the samples
 	return nil
 }
 
-// parseDALI reads an index of DALI: version 1.2, which names the members, or 1.1, which does not.
+// parseDALI reads an index of DALI, version 1.1 or 1.2. The first line has the version
+// and the number of samples. Each further line is a sample: for each member its
+// extension, the offset of its content, its size, and in version 1.2 its name.
 func (c *tarContents) parseDALI(text string) error {
 	head, rest, _ := strings.Cut(text, "\n")
 	version, count, _ := strings.Cut(strings.TrimSpace(head), " ")
@@ -192,6 +211,8 @@ func (c *tarContents) parseDALI(text string) error {
 				return fmt.Errorf("a member of sample %d is said to be at byte %d, with %d bytes, behind one that ends at %d, in "+
 					"a tar of %d", samples-1, at, size, end, c.size)
 			}
+			// Most members have one header of the same size. Others have more, such as
+			// long names.
 			if gaps[at-end]++; gaps[at-end] > gaps[c.gap] {
 				c.gap = at - end
 			}
@@ -215,9 +236,9 @@ func (c *tarContents) parseDALI(text string) error {
 	return nil
 }
 
-// checks are the members whose headers are read: the first, the last, those that follow a
-// gap, and a random sample, which is the same each time. It is nil where they would be
-// too many.
+// checks returns the members whose headers are read: the first, the last, those after a
+// gap, and a random sample. The sample is the same on each run, so that an import is
+// reproducible. nil means that there would be too many.
 func (c *tarContents) checks() []int {
 	n := len(c.members)
 	all := map[int]bool{0: true, n - 1: true}
@@ -249,17 +270,18 @@ func (c *tarContents) checks() []int {
 	return list
 }
 
-// indexError says that an index says something else than the tar.
+// indexError is a difference between an index and its tar. Other errors concern the
+// connection.
 type indexError string
 
 // Error says what differs.
 func (e indexError) Error() string { return string(e) }
 
-// errManyGaps says that too many members follow gaps for a sample to prove anything.
+// errManyGaps means that too many members follow gaps for a sample to prove anything.
 var errManyGaps = errors.New("too many members stand out")
 
-// check compares members with their headers, and what follows the last one with the end of a tar. An indexError is what
-// differs.
+// check compares members with their headers, and the end of the last member with the end
+// of the tar. It returns an indexError for a difference.
 func (c *tarContents) check(ctx context.Context, files *Files, tar string, atOnce int) error {
 	list := c.checks()
 	if list == nil {
@@ -281,7 +303,8 @@ func (c *tarContents) check(ctx context.Context, files *Files, tar string, atOnc
 	return group.Wait()
 }
 
-// checkMember reads the header of a member, and those between it and the member before.
+// checkMember reads the header of a member. It starts at the end of the member before, so
+// that headers which the index omits are found.
 func (c *tarContents) checkMember(ctx context.Context, files *Files, tar string, want tarMember) error {
 	file, err := files.openParts(ctx, tar, windowBytes)
 	if err != nil {
@@ -307,7 +330,8 @@ func (c *tarContents) checkMember(ctx context.Context, files *Files, tar string,
 	return nil
 }
 
-// checkEnd looks whether nothing but zeros follows the last member.
+// checkEnd checks that only zeros follow the last member. A member there would be one
+// that the index omits.
 func (c *tarContents) checkEnd(ctx context.Context, files *Files, tar string) error {
 	last := c.members[len(c.members)-1]
 	end := wholeBlocks(last.at + last.size)
@@ -331,13 +355,17 @@ func (c *tarContents) checkEnd(ctx context.Context, files *Files, tar string) er
 	return nil
 }
 
-// tarEnd is how the reading of a tar has ended.
+// tarEnd is how reading a tar ended.
 type tarEnd struct {
-	err error // io.EOF if nothing is wrong
-	cut error // why it is not whole, though nothing else is wrong
+	err error // io.EOF for a proper end
+	cut error // why it is not complete, although nothing else is wrong
 }
 
-// byIndex reads a tar by its index. It reports false where that cannot be done, and nothing was read then.
+// byIndex reads a tar by its index. done is false if there is no index that can be used;
+// then nothing has been delivered.
+//
+// An index that names the members replaces all headers but a sample. Any other index lets
+// several parts be read in parallel.
 func (f *feed) byIndex(s *feedShard, tar string) (end tarEnd, done bool) {
 	c, err := f.files.contents(f.ctx, tar)
 	if c == nil || err != nil {
@@ -345,7 +373,7 @@ func (f *feed) byIndex(s *feedShard, tar string) (end tarEnd, done bool) {
 	}
 	atOnce := f.lanes()
 	named := f.files.indexes == IndexSample && len(c.members) > 0
-	if named && !f.walk { // what is wanted of it would be read all the same
+	if named && !f.walk { // reading through costs nothing more, if all is wanted
 		named = !slices.ContainsFunc(c.members, func(m tarMember) bool { return m.problem == "" && f.want(m) })
 	}
 	if named {
@@ -378,10 +406,11 @@ func (f *feed) byIndex(s *feedShard, tar string) (end tarEnd, done bool) {
 	return f.started(s, tar, c, first, atOnce), true
 }
 
-// lanes is how many parts of a tar are read at once: where many tars are, few of each.
+// lanes returns how many parts of a tar are read at once. With many tars in progress,
+// each gets few.
 func (f *feed) lanes() int { return max(2, atTheSameTime/max(1, min(feedTars, len(f.shards)))) }
 
-// named hands out the members that an index names, and reads those that are wanted.
+// named delivers the members that an index names, and reads the wanted ones.
 func (f *feed) named(s *feedShard, tar string, c *tarContents, atOnce int) tarEnd {
 	parts := slices.Collect(slices.Chunk(c.members, segmentMembers))
 	return f.inSegments(s, len(parts), atOnce, func(ctx context.Context, i int, put putMember) *tarEnd {
@@ -412,9 +441,12 @@ func (f *feed) named(s *feedShard, tar string, c *tarContents, atOnce int) tarEn
 	})
 }
 
-// started reads the headers of a tar from several places on, at which an index says that samples begin. Each part ends
-// where the next one begins, and where no header does, it goes on to the end of the tar: so all headers are found, whatever
-// the index says. first reads it from its beginning.
+// started reads the headers of a tar from several places in parallel, where the index
+// says that samples begin.
+//
+// Each part ends where the next one begins. If no header begins there, the part goes on
+// to the end of the tar. All headers are found in this way, whatever the index says.
+// first is the reader of the first part.
 func (f *feed) started(s *feedShard, tar string, c *tarContents, first *tarReader, atOnce int) tarEnd {
 	starts, last := []int64{0}, int64(0)
 	for _, at := range c.starts {
@@ -459,11 +491,12 @@ func (f *feed) started(s *feedShard, tar string, c *tarContents, first *tarReade
 	})
 }
 
-// putMember hands out a member. read reads its content, if it is wanted. Its error ends the reading.
+// putMember delivers a member. read reads its content if the member is wanted. An error
+// ends the reading.
 type putMember func(m tarMember, read func(data []byte) error) error
 
-// putInto hands out members to a channel. The contents that were read and not taken have most bytes, but that one may have
-// more.
+// putInto returns a putMember that delivers to a channel. The contents that were read and
+// not yet released have at most most bytes; a single larger one is allowed.
 func (f *feed) putInto(ctx context.Context, to chan<- feedMember, most int64) putMember {
 	room := semaphore.NewWeighted(most)
 	return func(m tarMember, read func([]byte) error) error {
@@ -485,12 +518,14 @@ func (f *feed) putInto(ctx context.Context, to chan<- feedMember, most int64) pu
 	}
 }
 
-// inSegments runs read for parts of a tar, several at once, and hands out what they put in the order of the parts. The first
-// of them that returns an end is the last one: what those behind it have read is dropped.
+// inSegments runs read for n parts of a tar, atOnce at a time, and delivers their members
+// in the order of the parts. The first part that returns an end is the last: members of
+// later parts are dropped.
 func (f *feed) inSegments(s *feedShard, n, atOnce int,
 	read func(ctx context.Context, i int, put putMember) *tarEnd) tarEnd {
 	ctx, cancel := context.WithCancel(f.ctx)
 	var running sync.WaitGroup
+	// The deferred calls run in reverse: first cancel, then the wait.
 	defer running.Wait()
 	defer cancel()
 	type segment struct {
@@ -525,21 +560,22 @@ func (f *feed) inSegments(s *feedShard, n, atOnce int,
 	return tarEnd{err: io.EOF}
 }
 
-// tarCount is how many samples an index says that a tar has.
+// tarCount is the number of samples that an index states for a tar.
 type tarCount struct {
 	index   string
 	samples int64
 }
 
 const (
-	// mostCounts is how many files of a folder are looked at for how many samples tars have.
+	// mostCounts is how many files of a folder are searched for such numbers.
 	mostCounts = 8
-	// countBytes bounds one of them.
+	// countBytes bounds the size of one of them.
 	countBytes = 16 << 20
 )
 
-// counts are how many samples tars have, by their numbers, as indexes of their folder say: wids' JSON, and Energon's
-// .nv-meta/.info.json or .info.yaml.
+// counts returns the numbers of samples by shard, as indexes in their folder state: the
+// JSON of wids, and .nv-meta/.info.json or .info.yaml of Energon. They are only compared
+// with what was read.
 func (f *Files) counts(ctx context.Context, shards []shard) (map[int]tarCount, error) {
 	if f.bucket() == nil || f.indexes == IndexNone || len(shards) == 0 {
 		return nil, nil
@@ -577,7 +613,8 @@ func (f *Files) counts(ctx context.Context, shards []shard) (map[int]tarCount, e
 	return found, nil
 }
 
-// countsIn are how many samples tars have, by their names or URLs, as a file says.
+// countsIn returns the numbers of samples in a file, by the names or URLs of tars; nil
+// for a file of another program.
 func countsIn(data []byte, isYAML bool) map[string]int64 {
 	type shards []struct {
 		URL     string `json:"url"`
@@ -612,7 +649,8 @@ func countsIn(data []byte, isYAML bool) map[string]int64 {
 	return counts
 }
 
-// compare notes where an index says another number of samples than a tar has.
+// compare notes a difference between the number in an index and the number read. It may
+// mean that the upload of the tar is not complete.
 func (c tarCount) compare(files *Files, sh shard, samples int64) {
 	if c.index != "" && c.samples != samples {
 		files.differing.add(fmt.Sprintf("the index %s says that %s has %d samples, and it has %d", Quoted(files.shown(c.index)),

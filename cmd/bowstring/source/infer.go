@@ -8,31 +8,31 @@ import (
 	"github.com/apache/arrow/go/v17/arrow"
 )
 
-// form is what a value looks like in a text.
+// form is the shape of a value in a text.
 type form uint8
 
 const (
-	formNull    form = iota // no value
+	formNull    form = iota // a quoted cell without content
 	formEmpty               // a cell that holds nothing, in quotation marks
 	formBool                // true or false
 	formWhole               // a number in digits alone
 	formDecimal             // a number with a point or an exponent; NaN and Infinity in JSON
-	formWord                // a word for NaN or an infinity, if there are numbers in its column
+	formWord                // a word for NaN or an infinity; a number only if its column has other numbers
 	formList                // a list of JSON
 	formText                // anything else
 )
 
-// written is a value as a text holds it: its type shows only when all of its column are known, and may be text, which
-// is kept byte for byte.
+// written is a value as a text has it. Its type is known only when all values of the
+// column are. If the type becomes text, the value is kept byte for byte.
 type written struct {
-	text string // what a string of JSON says, and otherwise what stands there
+	text string // the value of a JSON string, and otherwise the characters in the file
 	form form
 }
 
-// textOf is a value that is text, whatever it looks like.
+// textOf returns a value that is text, whatever it looks like.
 func textOf(s string) written { return written{s, formText} }
 
-// cell is what a cell of CSV holds.
+// cell returns the value of a CSV cell. An empty cell without quotation marks is a null.
 func cell(s string, quoted bool) written {
 	switch {
 	case s == "" && quoted:
@@ -49,9 +49,10 @@ func cell(s string, quoted bool) written {
 	return written{s, numberForm(s)}
 }
 
-// numberForm distinguishes numbers from similar text. Text are 007 and +1, which numbers
-// would not keep, and 77e1: programs that write numbers put one digit before an exponent,
-// or a point, or the sign of the exponent.
+// numberForm distinguishes numbers from text that looks similar. 007 and +1 are text,
+// because a number would not keep how they are written. 77e1 is text: programs that write
+// numbers put one digit before an exponent, or a point, or the sign of the exponent.
+// Identifiers such as hashes look like 77e1.
 func numberForm(s string) form {
 	rest := strings.TrimPrefix(s, "-")
 	whole := digits(rest)
@@ -90,7 +91,7 @@ func numberForm(s string) form {
 	return formDecimal
 }
 
-// digits counts the digits at the beginning.
+// digits returns the number of digits at the beginning of s.
 func digits(s string) int {
 	n := 0
 	for n < len(s) && '0' <= s[n] && s[n] <= '9' {
@@ -99,11 +100,11 @@ func digits(s string) int {
 	return n
 }
 
-// kind is what a column of written values holds.
+// kind is the type of a column of written values.
 type kind int
 
 const (
-	kindText kind = iota // anything, as it is written; also where no value was seen
+	kindText kind = iota // anything, byte for byte; also if no value was seen
 	kindBool
 	kindInt
 	kindUint
@@ -111,20 +112,23 @@ const (
 	kindList
 )
 
-// inferred is the narrowest type that loses nothing of the values seen: bool, int64, uint64, float64, a list of one of
-// these, or else utf8. A number that is written in digits alone is never rounded; one with a point or an exponent is,
-// to the nearest float64, but not to an infinity. The zero value has seen none.
+// inferred is the narrowest type that loses nothing of the values seen: bool, int64,
+// uint64, float64, a list of one of these, or utf8. A number in digits alone is never
+// rounded. A number with a point or an exponent is rounded to the nearest float64, but
+// never to an infinity. The zero value has seen no value.
 type inferred struct {
-	seen     uint16 // forms, a bit each
-	negative bool   // a whole number is below 0
-	large    bool   // one is beyond int64
-	huge     bool   // one is beyond int64 and uint64
-	inexact  bool   // one is no float64
-	infinite bool   // a decimal is beyond float64
+	// seen has a bit for each form that occurred.
+	seen     uint16
+	negative bool // a whole number is below 0
+	large    bool // one is beyond int64
+	huge     bool // one is beyond int64 and uint64
+	inexact  bool // one has more digits than float64 holds
+	infinite bool // a decimal is beyond float64
 	elem     *inferred
 }
 
-// observe widens the type so that it holds v.
+// observe widens the type so that it holds v. A column that is text stays text, so
+// nothing more is recorded.
 func (t *inferred) observe(v written) {
 	t.seen |= 1 << v.form
 	if t.seen&(1<<formText) != 0 {
@@ -147,6 +151,8 @@ func (t *inferred) observe(v written) {
 	}
 }
 
+// observeWhole records the range of a number in digits. It parses the magnitude, because
+// int64 and uint64 are both possible until all values are seen.
 func (t *inferred) observeWhole(s string) {
 	unsigned, negative := strings.CutPrefix(s, "-")
 	u, err := strconv.ParseUint(unsigned, 10, 64)
@@ -159,16 +165,18 @@ func (t *inferred) observeWhole(s string) {
 	case u >= most:
 		t.large = true
 	}
+	// A float64 holds an integer if its significant bits span at most 53.
 	if err != nil || bits.Len64(u)-bits.TrailingZeros64(u) > 53 && u != 0 {
 		t.inexact = true
 	}
 }
 
-// empty says whether no value was seen.
+// empty reports whether no value was seen.
 func (t *inferred) empty() bool { return t.seen&^(1<<formNull|1<<formEmpty) == 0 }
 
+// kind returns the narrowest type for the forms seen.
 func (t *inferred) kind() kind {
-	has := func(forms ...form) bool { // nothing but these
+	has := func(forms ...form) bool { // reports whether only these forms occurred
 		rest := t.seen &^ (1<<formNull | 1<<formEmpty)
 		for _, f := range forms {
 			rest &^= 1 << f
@@ -188,7 +196,7 @@ func (t *inferred) kind() kind {
 		return kindUint
 	case has(formWhole):
 		return kindInt
-	case has(formWord): // nan may be a word of some language
+	case has(formWord): // nan is a word in some languages
 		return kindText
 	case has(formWhole, formDecimal, formWord) && !t.inexact && !t.infinite:
 		return kindFloat
@@ -196,6 +204,7 @@ func (t *inferred) kind() kind {
 	return kindText
 }
 
+// dataType returns the Arrow type of the column.
 func (t *inferred) dataType() arrow.DataType {
 	switch t.kind() {
 	case kindBool:
@@ -213,7 +222,7 @@ func (t *inferred) dataType() arrow.DataType {
 	}
 }
 
-// convert turns a value that was observed into what appendValue takes for the type.
+// convert returns an observed value in the form that appendValue takes for the type.
 func (t *inferred) convert(v written) any {
 	k := t.kind()
 	switch {
@@ -244,7 +253,8 @@ func (t *inferred) convert(v written) any {
 	return list
 }
 
-// parsed returns the text as it is where it does not parse: it was not observed, and appendValue refuses it.
+// parsed returns the parsed text, or the text itself if it does not parse. Such a value
+// was not observed, and appendValue rejects it.
 func parsed[T any](parse func(string) (T, error), s string) any {
 	v, err := parse(s)
 	if err != nil {
@@ -253,6 +263,6 @@ func parsed[T any](parse func(string) (T, error), s string) any {
 	return v
 }
 
-// valueBytes bounds the memory of what parseObject makes of a text: a list of single digits
-// becomes the largest for its size. An array of single bytes becomes twice that.
+// valueBytes bounds the memory of what parseObject makes of a text. A list of single
+// digits grows the most: 16 bytes for each byte of text.
 func valueBytes(data []byte) int64 { return 16 * int64(len(data)) }

@@ -29,16 +29,18 @@ import (
 	"bowstring/schema"
 )
 
-// inventory is a list of a bucket's objects that another program has made: an inventory
-// of S3, a manifest of the Multi-Storage Client, or keys in a file. It is read in the
-// place of listing the bucket. If an object has changed since, the read fails, because
-// reads name the version.
+// inventory is a list of a bucket's objects from another program: an inventory of S3, a
+// manifest of the Multi-Storage Client, or a file of keys. It is read instead of listing
+// the bucket, which for a hundred million objects takes long and costs money. If an
+// object has changed since, reading it fails, because reads name the version.
 type inventory struct {
 	place *Files
-	at    string // its path there
+	at    string // path of the inventory in place
 	notes []string
 }
 
+// openInventory finds the file of an inventory, which may be in another bucket or on
+// disk.
 func openInventory(ctx context.Context, named string, opts Options) (*inventory, error) {
 	opts.Inventory = ""
 	if strings.HasPrefix(named, "file:") {
@@ -55,7 +57,8 @@ func openInventory(ctx context.Context, named string, opts Options) (*inventory,
 	return &inventory{place: place, at: at}, nil
 }
 
-// list returns the objects that begin with a prefix, in ascending order of their keys.
+// list returns the objects that begin with a prefix, in ascending order of their keys. of
+// is the listed bucket.
 func (v *inventory) list(ctx context.Context, of *cloud, prefix string) (keyList, error) {
 	r := inventoryReader{inventory: v, of: of, prefix: prefix, sort: &keySorter{}}
 	err := r.read(ctx)
@@ -72,18 +75,22 @@ func (v *inventory) list(ctx context.Context, of *cloud, prefix string) (keyList
 	return keys, nil
 }
 
-// inventoryReader reads an inventory once.
+// inventoryReader reads an inventory once. One goroutine uses it.
 type inventoryReader struct {
 	*inventory
 
-	of       *cloud
-	prefix   string
-	relative string // what keys are relative to; "" for those of the bucket
+	of     *cloud
+	prefix string
+	// relative is the prefix that keys in the inventory lack; "" if they are keys of the
+	// bucket.
+	relative string
 	sort     *keySorter
-	bare     int64 // objects without a stated version
+	// bare counts objects without a stated version.
+	bare int64
 }
 
-// s3Manifest is manifest.json of an inventory of S3.
+// s3Manifest is manifest.json of an S3 inventory. Its CSV files have no line of names;
+// FileSchema has them.
 type s3Manifest struct {
 	SourceBucket      string `json:"sourceBucket"`
 	CreationTimestamp string `json:"creationTimestamp"` // milliseconds
@@ -94,12 +101,13 @@ type s3Manifest struct {
 		Size int64  `json:"size"`
 		MD5  string `json:"MD5checksum"`
 	} `json:"files"`
-	// Parts are those of a manifest of the Multi-Storage Client.
+	// Parts are those of a manifest of the Multi-Storage Client, which is JSON as well.
 	Parts []struct {
 		Path string `json:"path"`
 	} `json:"parts"`
 }
 
+// read reads the file, or as a manifest the files that it names.
 func (r *inventoryReader) read(ctx context.Context) error {
 	if extension(r.at) != "json" {
 		return r.rows(ctx, r.at, nil, "")
@@ -122,7 +130,8 @@ func (r *inventoryReader) read(ctx context.Context) error {
 		"Multi-Storage Client (parts); a list of keys is a text, .csv, .jsonl or .parquet", schema.ErrInvalid)
 }
 
-// s3 reads an inventory of S3.
+// s3 reads an S3 inventory. Its files must have the size and the checksum that the
+// manifest states: a damaged list would silently drop samples.
 func (r *inventoryReader) s3(ctx context.Context, m *s3Manifest) error {
 	where, _, _ := strings.Cut(r.of.from.URL(), "?")
 	if name, ok := strings.CutPrefix(where, "s3://"); !ok || name != m.SourceBucket {
@@ -174,7 +183,8 @@ func (r *inventoryReader) s3(ctx context.Context, m *s3Manifest) error {
 	return nil
 }
 
-// msc reads a manifest of the Multi-Storage Client. Keys are relative to what is attached.
+// msc reads a manifest of the Multi-Storage Client. Its keys are relative to the attached
+// folder.
 func (r *inventoryReader) msc(ctx context.Context, m *s3Manifest) error {
 	r.relative = r.of.folder
 	for _, part := range m.Parts {
@@ -189,7 +199,8 @@ func (r *inventoryReader) msc(ctx context.Context, m *s3Manifest) error {
 	return nil
 }
 
-// siblingKey is the path of a file of an inventory, by its key: in the bucket that the manifest is in, or in a copy of it.
+// siblingKey returns the path of a file of the inventory by its key: in the bucket of the
+// manifest, or in a local copy of that bucket, whose root may be any folder above.
 func (v *inventory) siblingKey(key string) string {
 	if v.place.bucket() != nil {
 		return cloudRoot + "/" + key
@@ -206,7 +217,7 @@ func (v *inventory) siblingKey(key string) string {
 	}
 }
 
-// unfound says of a file that is not there that it is not found.
+// unfound turns the error of a missing file into one that wraps schema.ErrNotFound.
 func unfound(err error) error {
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, errFolder) {
 		return notFound(err)
@@ -214,7 +225,7 @@ func unfound(err error) error {
 	return err
 }
 
-// sizeOf is the size of a file at a path, which need not have been listed.
+// sizeOf returns the size of a file, which need not be listed.
 func (f *Files) sizeOf(ctx context.Context, at string) (size int64, err error) {
 	in, err := f.openParts(ctx, at, windowBytes)
 	if err != nil {
@@ -223,7 +234,8 @@ func (f *Files) sizeOf(ctx context.Context, at string) (size int64, err error) {
 	return in.Size(), in.Close()
 }
 
-// columnName is the name of a column as all programs write it: e_tag and ETag are one.
+// columnName returns the common form of a column's name. Programs write e_tag, ETag and
+// etag.
 func columnName(name string) string {
 	name = strings.ReplaceAll(strings.ToLower(strings.TrimSpace(name)), "_", "")
 	if name == "sizebytes" {
@@ -232,14 +244,14 @@ func columnName(name string) string {
 	return name
 }
 
-// inventoryRow is one of an inventory.
+// inventoryRow is a row of an inventory.
 type inventoryRow struct {
 	key, etag, class string
-	size             int64 // -1 where it is not stated
-	left             bool  // out: it is an older version, or says that the object was deleted
+	size             int64 // -1 if it is not stated
+	left             bool  // left out: an older version, or a mark that the object was deleted
 }
 
-// set sets what a column has, as text.
+// set sets the value of a column, given as text. Unknown columns are ignored.
 func (row *inventoryRow) set(column, text string) (err error) {
 	switch column {
 	case "key":
@@ -250,6 +262,7 @@ func (row *inventoryRow) set(column, text string) (err error) {
 		if text != "" {
 			row.size, err = strconv.ParseInt(text, 10, 64)
 		}
+	// The standard class is what listings omit.
 	case "storageclass":
 		if row.class = text; text == "STANDARD" {
 			row.class = ""
@@ -262,7 +275,7 @@ func (row *inventoryRow) set(column, text string) (err error) {
 	return err
 }
 
-// put takes a row.
+// put adds a row, unless it is outside the prefix or no file.
 func (r *inventoryReader) put(row inventoryRow) error {
 	if row.left {
 		return nil
@@ -271,7 +284,7 @@ func (r *inventoryReader) put(row inventoryRow) error {
 	if !strings.HasPrefix(o.Key, r.prefix) || !r.of.odd.isFile(o) {
 		return nil
 	}
-	// In other clouds a version is more than an ETag.
+	// Other clouds have more in a version than an ETag, so the object must be looked up.
 	if row.etag != "" && row.size >= 0 && strings.HasPrefix(r.of.from.URL(), "s3:") {
 		o.Version.ETag = row.etag
 	} else {
@@ -280,7 +293,8 @@ func (r *inventoryReader) put(row inventoryRow) error {
 	return r.sort.add(o)
 }
 
-// keyOf is the key of an object that a list of keys names, by its key or as a URL.
+// keyOf returns the key for an entry of a list, which may be a key or a URL. A URL of
+// another bucket is an error.
 func (r *inventoryReader) keyOf(text string) (string, error) {
 	if !object.IsURL(text) {
 		return r.relative + text, nil
@@ -301,7 +315,8 @@ func (r *inventoryReader) keyOf(text string) (string, error) {
 	return "", fmt.Errorf("%w: %s is in another bucket", schema.ErrInvalid, Quoted(text))
 }
 
-// rows reads a file of rows. columns are those of a CSV without a line of names; sum is its MD5, "" if that is not known.
+// rows reads a file of rows. columns are those of a CSV without a line of names; nil if
+// the file names them. sum is the MD5 of the file; "" if it is not known.
 func (r *inventoryReader) rows(ctx context.Context, at string, columns []string, sum string) (err error) {
 	f, err := r.place.open(ctx, at)
 	if err != nil {
@@ -332,6 +347,7 @@ func (r *inventoryReader) rows(ctx context.Context, at string, columns []string,
 	if err != nil {
 		return err
 	}
+	// The hash must cover the whole file, also what a decoder has not read.
 	if _, err := io.Copy(io.Discard, raw); err != nil {
 		return err
 	}
@@ -341,6 +357,8 @@ func (r *inventoryReader) rows(ctx context.Context, at string, columns []string,
 	return nil
 }
 
+// csv reads rows of CSV. Keys in an S3 inventory are URL-encoded; keys in other lists are
+// not.
 func (r *inventoryReader) csv(ctx context.Context, in io.Reader, columns []string) error {
 	rows := csv.NewReader(in)
 	rows.ReuseRecord = true
@@ -384,9 +402,11 @@ func (r *inventoryReader) csv(ctx context.Context, in io.Reader, columns []strin
 	return context.Cause(ctx)
 }
 
-// maxKeyLine bounds a line of a list of keys.
+// maxKeyLine bounds a line in bytes. A key has at most 1 KiB in S3; a binary file has no
+// lines.
 const maxKeyLine = 1 << 20
 
+// lines reads one key, or one JSON object, a line.
 func (r *inventoryReader) lines(ctx context.Context, in io.Reader, asJSON bool) error {
 	lines := bufio.NewScanner(in)
 	lines.Buffer(make([]byte, 64<<10), maxKeyLine)
@@ -433,6 +453,7 @@ func (r *inventoryReader) lines(ctx context.Context, in io.Reader, asJSON bool) 
 	return context.Cause(ctx)
 }
 
+// parquet reads rows of Parquet. It takes over in.
 func (r *inventoryReader) parquet(ctx context.Context, in *File) (err error) {
 	f, err := parquet.Open(in)
 	if err != nil {
@@ -474,6 +495,7 @@ func (r *inventoryReader) parquet(ctx context.Context, in *File) (err error) {
 	}
 }
 
+// record puts the rows of a record.
 func (r *inventoryReader) record(rec arrow.Record, names []string) error {
 	for i := range int(rec.NumRows()) {
 		row := inventoryRow{size: -1}
@@ -498,7 +520,8 @@ func (r *inventoryReader) record(rec arrow.Record, names []string) error {
 	return nil
 }
 
-// ask asks for the objects without a stated version. Those that are not there are left out.
+// ask looks up the objects without a stated version, in batches, and leaves out those
+// that do not exist.
 func (r *inventoryReader) ask(ctx context.Context, said keyList) (keys keyList, err error) {
 	var missing, other int64
 	var aMissing, anOther string
@@ -527,6 +550,8 @@ func (r *inventoryReader) ask(ctx context.Context, said keyList) (keys keyList, 
 					anOther = o.Key
 				}
 				o = is
+				// A listing of S3 has no version ids. Attached data must name versions as
+				// a listing would, so that unchanged objects stay the same.
 				if o.Version.ETag != "" && strings.HasPrefix(r.of.from.URL(), "s3:") {
 					o.Version.ID = "" // as a list has it
 				}
@@ -562,15 +587,17 @@ func (r *inventoryReader) ask(ctx context.Context, said keyList) (keys keyList, 
 	return keys, nil
 }
 
-// keySorter sorts objects by their keys. It keeps them as lists that are in order, which take little memory.
+// keySorter sorts objects by key. It keeps them as sorted runs of compressed lists, and
+// merges these at the end. Sorting all in one slice would take several times the memory.
 type keySorter struct {
 	open []object.Info
 	runs []keyList
 }
 
-// sortedRun is how many objects a list has that is in order.
+// sortedRun is the number of objects in a run.
 const sortedRun = 1 << 17
 
+// add adds an object.
 func (s *keySorter) add(o object.Info) error {
 	if s.open = append(s.open, o); len(s.open) < sortedRun {
 		return nil
@@ -578,7 +605,7 @@ func (s *keySorter) add(o object.Info) error {
 	return s.end()
 }
 
-// end makes a list of what is open.
+// end makes a run of the open objects. An object that is listed twice is kept once.
 func (s *keySorter) end() error {
 	slices.SortStableFunc(s.open, func(a, b object.Info) int { return strings.Compare(a.Key, b.Key) })
 	var run keyList
@@ -598,7 +625,7 @@ func (s *keySorter) end() error {
 	return nil
 }
 
-// same is the error of an object that is listed twice, as two things.
+// same returns an error if one key is listed as two different objects.
 func same(a, b object.Info) error {
 	if a.Size == b.Size && a.Version == b.Version {
 		return nil
@@ -607,7 +634,8 @@ func same(a, b object.Info) error {
 		Quoted(a.Key), a.Size, Quoted(a.Version.ETag), b.Size, Quoted(b.Version.ETag))
 }
 
-// sorted returns all objects in order.
+// sorted merges the runs and returns all objects in order. The sorter is empty
+// afterwards.
 func (s *keySorter) sorted() (all keyList, err error) {
 	if err := s.end(); err != nil {
 		return keyList{}, err
@@ -655,19 +683,20 @@ func (s *keySorter) sorted() (all keyList, err error) {
 	return all, nil
 }
 
-// keyHead is a list that is read, and the object that comes next of it.
+// keyHead is a run that is being merged, and its next object.
 type keyHead struct {
 	at   object.Info
 	next func() (object.Info, bool)
 	stop func()
 }
 
+// advance goes to the next object; false at the end.
 func (h *keyHead) advance() (ok bool) {
 	h.at, ok = h.next()
 	return ok
 }
 
-// keyHeads are lists by the objects that come next of them.
+// keyHeads is a heap of runs by their next key.
 type keyHeads []*keyHead
 
 // Len implements heap.Interface.

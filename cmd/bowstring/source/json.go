@@ -17,21 +17,23 @@ import (
 )
 
 const (
-	// maxDepth bounds how deep JSON may be nested: columns of lists have types as deep.
+	// maxDepth bounds the nesting of JSON. The type of a column of lists is as deep, and
+	// the parser recurses.
 	maxDepth = 16
-	// maxColumnName bounds a name that is put together of several keys, in bytes.
+	// maxColumnName bounds a name that is joined from several keys, in bytes. Without it
+	// nested objects with long keys could make a name of any size.
 	maxColumnName = 1024
 )
 
-// property is a value of an object of JSON, and its name.
+// property is a value of a JSON object and the name of its column.
 type property struct {
 	name  string
 	value written
 }
 
-// parseObject reads a JSON object, in its order; objects within become columns of their own,
-// "place": {"lat": 1} being place_lat. A key that comes twice is an error, as
-// it does not say which value was meant.
+// parseObject parses a JSON object and keeps the order of its keys. Nested objects become
+// columns of their own: "place": {"lat": 1} becomes place_lat. A key that occurs twice is
+// an error, because it is not known which value was meant; RFC 8259 leaves that open.
 func parseObject(text string) ([]property, error) {
 	p := jsonParser{in: text}
 	out, err := p.object()
@@ -48,7 +50,7 @@ func parseObject(text string) ([]property, error) {
 	return out, nil
 }
 
-// elements yields the values of a list whose text the parser has accepted.
+// elements yields the values of a list whose text the parser has accepted before.
 func elements(list string) iter.Seq[written] {
 	return func(yield func(written) bool) {
 		p := jsonParser{in: list}
@@ -56,8 +58,10 @@ func elements(list string) iter.Seq[written] {
 	}
 }
 
-// jsonParser reads JSON as it is written: numbers as their digits, and objects within lists as text. It takes NaN,
-// Infinity and -Infinity, as Python writes them, and refuses text that is not UTF-8.
+// jsonParser parses JSON and keeps values as they are written: numbers as digits, objects
+// within lists as text. encoding/json would round numbers and lose the order of keys. It
+// accepts NaN, Infinity and -Infinity, which Python writes, and rejects text that is not
+// UTF-8.
 type jsonParser struct {
 	in string
 	at int
@@ -68,7 +72,7 @@ var (
 	errJSONEnd = io.ErrUnexpectedEOF
 )
 
-// wrong is the error of what is at the present place.
+// wrong returns an error about the character at the current position.
 func (p *jsonParser) wrong(want string) error {
 	if p.at >= len(p.in) {
 		return errJSONEnd
@@ -77,7 +81,7 @@ func (p *jsonParser) wrong(want string) error {
 	return fmt.Errorf("got %q at byte %d, want %s", r, p.at+1, want)
 }
 
-// peek returns the next byte that is no space, 0 at the end.
+// peek skips spaces and returns the next byte; 0 at the end.
 func (p *jsonParser) peek() byte {
 	for ; p.at < len(p.in); p.at++ {
 		switch c := p.in[p.at]; c {
@@ -89,7 +93,7 @@ func (p *jsonParser) peek() byte {
 	return 0
 }
 
-// take steps over a byte, if it is the next.
+// take skips a byte if it is the next after spaces.
 func (p *jsonParser) take(c byte) bool {
 	if p.peek() != c || p.at >= len(p.in) {
 		return false
@@ -98,7 +102,7 @@ func (p *jsonParser) take(c byte) bool {
 	return true
 }
 
-// object reads an object that is all there is.
+// object parses an object that must be the whole text.
 func (p *jsonParser) object() ([]property, error) {
 	if p.peek() != '{' {
 		return nil, p.wrong("an object")
@@ -107,13 +111,13 @@ func (p *jsonParser) object() ([]property, error) {
 	return out, cmp.Or(err, p.end())
 }
 
-// whole reads a value that is all there is.
+// whole parses a value that must be the whole text.
 func (p *jsonParser) whole() (written, error) {
 	v, err := p.value(1)
 	return v, cmp.Or(err, p.end())
 }
 
-// end is the error of what follows a value that is all there is.
+// end returns an error if anything follows.
 func (p *jsonParser) end() error {
 	if p.peek(); p.at < len(p.in) {
 		return errors.New("more than one value")
@@ -121,7 +125,7 @@ func (p *jsonParser) end() error {
 	return nil
 }
 
-// columns reads an object into properties whose names begin with prefix.
+// columns parses an object into properties whose names begin with prefix.
 func (p *jsonParser) columns(into []property, prefix string, depth int) ([]property, error) {
 	err := p.keys(func(key string) (err error) {
 		name := prefix + key
@@ -143,7 +147,7 @@ func (p *jsonParser) columns(into []property, prefix string, depth int) ([]prope
 	return into, err
 }
 
-// keys reads an object: value is called behind each key.
+// keys parses an object and calls value after each key and colon.
 func (p *jsonParser) keys(value func(key string) error) error {
 	p.at++ // the brace
 	if p.take('}') {
@@ -172,7 +176,7 @@ func (p *jsonParser) keys(value func(key string) error) error {
 	}
 }
 
-// list reads a list; each is called with its elements, until it returns false.
+// list parses a list and calls each with its elements, until each returns false.
 func (p *jsonParser) list(depth int, each func(written) bool) error {
 	if p.peek() != '[' {
 		return p.wrong("a list")
@@ -195,7 +199,7 @@ func (p *jsonParser) list(depth int, each func(written) bool) error {
 	}
 }
 
-// value reads one value.
+// value parses one value.
 func (p *jsonParser) value(depth int) (written, error) {
 	c := p.peek()
 	start := p.at
@@ -214,6 +218,8 @@ func (p *jsonParser) value(depth int) (written, error) {
 			err := p.list(depth+1, func(written) bool { return true })
 			return written{p.in[start:p.at], formList}, err
 		}
+		// An object within a list stays text, but must be valid: it may be parsed again
+		// later.
 		seen := map[string]bool{}
 		err := p.keys(func(key string) error {
 			if seen[key] {
@@ -237,10 +243,12 @@ func (p *jsonParser) value(depth int) (written, error) {
 	return p.number()
 }
 
-// jsonWords are the values that are words.
+// jsonWords are the values that are words. NaN and the infinities are not in RFC 8259.
 var jsonWords = []written{{"null", formNull}, {"true", formBool}, {"false", formBool}, {"NaN", formDecimal},
 	{"Infinity", formDecimal}, {"-Infinity", formDecimal}}
 
+// number parses a number by the grammar of RFC 8259, which has no leading zeros and no
+// plus sign.
 func (p *jsonParser) number() (written, error) {
 	start := p.at
 	p.skip('-')
@@ -268,7 +276,7 @@ func (p *jsonParser) number() (written, error) {
 	return written{p.in[start:p.at], f}, nil
 }
 
-// skip steps over a byte that comes at once.
+// skip skips a byte if it is the next one, without spaces before it.
 func (p *jsonParser) skip(c byte) bool {
 	if p.at >= len(p.in) || p.in[p.at] != c {
 		return false
@@ -277,7 +285,8 @@ func (p *jsonParser) skip(c byte) bool {
 	return true
 }
 
-// str reads a string, whose quotation mark is next.
+// str parses a string, whose quotation mark is next. Most have no escape and need no
+// copy.
 func (p *jsonParser) str() (string, error) {
 	p.at++
 	start := p.at
@@ -299,6 +308,7 @@ func (p *jsonParser) str() (string, error) {
 
 var errNotUTF8 = errors.New("a string is not valid UTF-8")
 
+// validString rejects a string that is not UTF-8: Arrow's strings must be.
 func validString(s string) (string, error) {
 	if !utf8.ValidString(s) {
 		return "", errNotUTF8
@@ -306,7 +316,7 @@ func validString(s string) (string, error) {
 	return s, nil
 }
 
-// escaped reads the rest of a string that has escapes.
+// escaped parses the rest of a string from its first escape on.
 func (p *jsonParser) escaped(start int) (string, error) {
 	out := []byte(p.in[start:p.at])
 	for p.at < len(p.in) {
@@ -344,7 +354,8 @@ func (p *jsonParser) escaped(start int) (string, error) {
 	return "", errJSONEnd
 }
 
-// unicode reads what follows a backslash: u and four digits, or the two halves of a pair.
+// unicode parses what follows a backslash: u and four digits, or both halves of a
+// surrogate pair. Half a pair is an error, because UTF-8 cannot hold it.
 func (p *jsonParser) unicode() (rune, error) {
 	r, err := p.unit()
 	if err != nil || !utf16.IsSurrogate(r) {
@@ -363,7 +374,7 @@ func (p *jsonParser) unicode() (rune, error) {
 	return 0, fmt.Errorf(`the escape \u%04x is half of a character, which is no text`, r)
 }
 
-// unit reads u and four hexadecimal digits.
+// unit parses u and four hexadecimal digits.
 func (p *jsonParser) unit() (rune, error) {
 	p.at++
 	var r rune
@@ -381,7 +392,7 @@ func (p *jsonParser) unit() (rune, error) {
 	return r, nil
 }
 
-// readJSON reads one object per line, or the objects of one list. Each object is a row.
+// readJSON reads one object a line, or the objects of one list. Each object is a row.
 func (t *looseTable) readJSON(ctx context.Context, file string, in *bufio.Reader) error {
 	head, err := in.Peek(in.Size())
 	if err != nil && !errors.Is(err, io.EOF) {
@@ -409,7 +420,7 @@ func (t *looseTable) readJSON(ctx context.Context, file string, in *bufio.Reader
 	}
 }
 
-// addObject adds an object as a row.
+// addObject adds an object as a row. Invalid JSON makes a bad row.
 func (t *looseTable) addObject(at place, text string) error {
 	members, err := parseObject(text)
 	if err != nil {
@@ -421,7 +432,7 @@ func (t *looseTable) addObject(at place, text string) error {
 		if c == left {
 			continue
 		}
-		m.value.text = strings.Clone(m.value.text) // what is left out must not stay in memory
+		m.value.text = strings.Clone(m.value.text) // the rest of the line must not stay in memory
 		if err := t.set(c, m.value); err != nil {
 			return err
 		}
@@ -433,7 +444,8 @@ func (t *looseTable) addObject(at place, text string) error {
 	return nil
 }
 
-// readJSONList reads a list of objects.
+// readJSONList reads a list of objects, one at a time: the list may be larger than
+// memory.
 func (t *looseTable) readJSONList(ctx context.Context, file string, in *bufio.Reader) error {
 	l := &listReader{in: in, line: 1}
 	for {
@@ -454,7 +466,8 @@ func (t *looseTable) readJSONList(ctx context.Context, file string, in *bufio.Re
 	}
 }
 
-// listReader cuts a list of JSON into the texts of its elements.
+// listReader cuts a JSON list into the texts of its elements. It only counts brackets and
+// quotation marks; the parser checks the elements.
 type listReader struct {
 	in    *bufio.Reader
 	line  int
@@ -462,7 +475,7 @@ type listReader struct {
 	ended bool
 }
 
-// next returns an element and the line on which it begins; io.EOF behind the last.
+// next returns an element and the line on which it begins; io.EOF after the last.
 func (l *listReader) next() (text string, line int, err error) {
 	var element []byte
 	depth, quoted, escaped := 0, false, false

@@ -10,29 +10,36 @@ import (
 	"bowstring/schema"
 )
 
-// Kept is what a snapshot before has of files that have not changed since: rows of theirs need not be read.
+// Kept has the rows of files that have not changed since the previous snapshot. Such
+// files are not read. One goroutine uses it.
 type Kept interface {
-	// Schema is that of the rows.
+	// Schema is the schema of the rows.
 	Schema() *arrow.Schema
-	// Rows is how many rows of a file there are, and the split they are in; false of a file that has to be read.
+	// Rows returns the number of rows of a file and their split. ok is false for a file
+	// that must be read.
 	Rows(file string) (n int64, split string, ok bool)
-	// Is reports whether a row of a file, by its number, is that of the sample with a key.
+	// Is reports whether row number row of a file is the sample with a key.
 	Is(file string, row int64, key string) bool
-	// Has reports whether a row of any of the files is that of the sample with a key.
+	// Has reports whether a row of any file is the sample with a key. It finds duplicates
+	// of rows that are not read.
 	Has(key string) bool
-	// All yields the rows of a file in their order.
+	// All yields the rows of a file in their order. An error is the last element.
 	All(ctx context.Context, file string) iter.Seq2[KeptRow, error]
 }
 
-// KeptRow is a row of a snapshot before.
+// KeptRow is a row of the previous snapshot.
 type KeptRow struct {
 	ID schema.ID
 	Known
 }
 
-// knownRows marks the shards whose rows are known. split is that of samples whose source
-// has no splits. keyOf, if it is not nil, makes the key of a row of a shard, by its
-// number: rows with other keys are not those of now.
+// knownRows marks the shards whose rows are known. split is the split of samples if the
+// source has none.
+//
+// keyOf makes the key of a row of a shard by its number, or is nil. A key may contain the
+// name or number of a shard. If the shards were renamed, the stored rows have other keys,
+// and the shard is read. Comparing the first and last row suffices: the rows of a shard
+// follow each other.
 func (f *Files) knownRows(shards []shard, split string, keyOf func(sh *shard, row int64) string) {
 	if f.kept == nil {
 		return
@@ -53,14 +60,14 @@ func (f *Files) knownRows(shards []shard, split string, keyOf func(sh *shard, ro
 	}
 }
 
-// forget has all shards be read.
+// forget makes all shards be read.
 func forget(shards []shard) {
 	for i := range shards {
 		shards[i].known = 0
 	}
 }
 
-// allKnown reports whether there is nothing to read, and how many rows there are.
+// allKnown reports whether no shard must be read, and the number of rows.
 func allKnown(shards []shard) (rows int64, all bool) {
 	for i := range shards {
 		if shards[i].known == 0 {
@@ -71,7 +78,7 @@ func allKnown(shards []shard) (rows int64, all bool) {
 	return rows, len(shards) > 0
 }
 
-// yieldKnown yields the rows of a shard that is not read; false if that is to end.
+// yieldKnown yields the stored rows of a shard. It returns false if iteration must end.
 func (f *Files) yieldKnown(ctx context.Context, sh *shard, yield func(Sample, error) bool) bool {
 	file := f.name(sh.path)
 	_, split, _ := f.kept.Rows(file)
@@ -87,12 +94,14 @@ func (f *Files) yieldKnown(ctx context.Context, sh *shard, yield func(Sample, er
 	return true
 }
 
-// knownSource is shards that need not be read.
+// knownSource is a source of shards whose rows are all known. Nothing is opened, not even
+// for the schema.
 type knownSource struct {
 	about
 	shards []shard
 }
 
+// newKnownSource makes the source from of, which keeps its format and notes.
 func newKnownSource(of about, shards []shard) *knownSource {
 	of.rows, _ = allKnown(shards)
 	of.exact = true

@@ -18,34 +18,41 @@ import (
 	"bowstring/schema"
 )
 
-// keyList is a list of objects in ascending order of their keys. A bucket may have tens of millions: of each key only
-// what the one before it does not have is kept, and no time. Its methods are for several goroutines once all is added.
+// keyList is a list of objects in ascending order of their keys. A bucket may have tens
+// of millions of objects, so the list is compressed: each key is stored as what it does
+// not share with the key before it, and modification times are dropped.
+//
+// One goroutine adds. After seal, any number of goroutines may read.
 type keyList struct {
 	blocks []keyBlock
 	n      int64
 	last   string // the key that was added last
-	open   []byte // of the last block
+	// open is the data of the last block, until seal.
+	open []byte
 }
 
-// keyBlock is objects that follow each other.
+// keyBlock is a run of objects. A block can be decoded on its own.
 type keyBlock struct {
 	first string // key
 	n     int
 	data  []byte
 }
 
-// blockKeys is how many objects a block has.
+// blockKeys is the number of objects in a block. A lookup decodes half a block on
+// average; larger blocks would share more.
 const blockKeys = 32
 
-// How the version and the class of an object are written: one byte of these, then what they announce.
+// How an object's version and class are stored: one byte of these flags, then the
+// announced values in this order.
 const (
 	hasETag = 1 << iota // as text
-	hasMD5              // an ETag of 32 lower-case hexadecimal digits, as 16 bytes
+	hasMD5              // an ETag of 32 lower-case hexadecimal digits, in 16 bytes
 	hasID
 	hasClass
 )
 
-// add adds an object behind the others.
+// add appends an object. A key that is not greater than the last one is an error that
+// wraps schema.ErrNotSupported: lookups rely on the order.
 func (l *keyList) add(o object.Info) error {
 	if l.n > 0 && o.Key <= l.last {
 		return fmt.Errorf("%w: the list of the bucket has %s behind %s: it is not in order", schema.ErrNotSupported,
@@ -61,6 +68,7 @@ func (l *keyList) add(o object.Info) error {
 	for shared < min(len(l.last), len(o.Key)) && l.last[shared] == o.Key[shared] {
 		shared++
 	}
+	// The first key of a block is in first, for the binary search.
 	if b.n == 0 {
 		shared = len(o.Key) // it is in first
 	}
@@ -95,7 +103,7 @@ func (l *keyList) add(o object.Info) error {
 	return nil
 }
 
-// seal ends the list, or its last block: nothing may be read before.
+// seal ends the last block. The list must not be read before.
 func (l *keyList) seal() {
 	if len(l.blocks) > 0 && len(l.open) > 0 {
 		l.blocks[len(l.blocks)-1].data = bytes.Clone(l.open)
@@ -103,11 +111,12 @@ func (l *keyList) seal() {
 	}
 }
 
+// appendText appends a string with its length.
 func appendText(to []byte, s string) []byte {
 	return append(binary.AppendUvarint(to, uint64(len(s))), s...)
 }
 
-// all yields the objects of a block.
+// all yields the objects of a block. It returns false if yield did.
 func (b *keyBlock) all(yield func(object.Info) bool) bool {
 	data, key := b.data, b.first
 	number := func() int {
@@ -147,7 +156,7 @@ func (b *keyBlock) all(yield func(object.Info) bool) bool {
 	return true
 }
 
-// from yields the objects whose keys are not less than key.
+// from yields the objects with keys >= key.
 func (l *keyList) from(key string) iter.Seq[object.Info] {
 	return func(yield func(object.Info) bool) {
 		i := sort.Search(len(l.blocks), func(i int) bool { return l.blocks[i].first > key })
@@ -167,10 +176,11 @@ func (l *keyList) find(key string) (object.Info, bool) {
 	return object.Info{}, false
 }
 
-// keyTree is a list of keys as a system of files, in which folders are what keys have before a slash. Names are keys.
+// keyTree is a list of keys as a file system. A folder is what keys have before a slash.
+// Names are keys.
 type keyTree struct{ keys *keyList }
 
-// isPath says whether a key is a path: it has no empty parts, and none that lead elsewhere.
+// isPath reports whether a key is a path: no part of it is empty, "." or "..".
 func isPath(key string) bool {
 	for part := range strings.SplitSeq(key, "/") {
 		if part == "" || part == "." || part == ".." {
@@ -180,7 +190,7 @@ func isPath(key string) bool {
 	return true
 }
 
-// Open implements fs.FS, for the functions that list: nothing is read through it.
+// Open implements fs.FS for the functions that only list. It always fails.
 func (t keyTree) Open(name string) (fs.File, error) {
 	return nil, &fs.PathError{Op: "open", Path: name, Err: fs.ErrInvalid}
 }
@@ -202,7 +212,8 @@ func (t keyTree) Stat(name string) (fs.FileInfo, error) {
 	return nil, &fs.PathError{Op: "stat", Path: name, Err: syscall.ENOENT}
 }
 
-// ReadDir implements fs.ReadDirFS.
+// ReadDir implements fs.ReadDirFS. It jumps from folder to folder by a search, instead of
+// reading all keys below them.
 func (t keyTree) ReadDir(name string) ([]fs.DirEntry, error) {
 	under := name + "/"
 	if name == "." {
@@ -221,7 +232,7 @@ func (t keyTree) ReadDir(name string) ([]fs.DirEntry, error) {
 				found = append(found, keyEntry{tree: t, key: under + folder, dir: isDir})
 			}
 			if isDir {
-				at, more = under+folder+"0", true // which follows "/"
+				at, more = under+folder+"0", true // "0" follows "/" in ASCII
 				break
 			}
 		}
@@ -232,7 +243,8 @@ func (t keyTree) ReadDir(name string) ([]fs.DirEntry, error) {
 		}
 		return nil, &fs.PathError{Op: "readdir", Path: name, Err: errNoFolder}
 	}
-	// As a folder lists it: a folder "a" comes before a file "a.txt".
+	// Entries are sorted as a file system sorts them: a folder "a" comes before a file
+	// "a.txt", although the key "a.txt" comes before "a/b".
 	slices.SortFunc(found, func(a, b fs.DirEntry) int { return strings.Compare(a.Name(), b.Name()) })
 	return found, nil
 }
@@ -266,7 +278,7 @@ func (e keyEntry) Info() (fs.FileInfo, error) {
 	return e.tree.Stat(e.key)
 }
 
-// keyInfo is an object, or a folder of keys, as a file.
+// keyInfo describes an object or a folder of keys.
 type keyInfo struct {
 	name   string
 	dir    bool
@@ -287,7 +299,7 @@ func (i keyInfo) Mode() fs.FileMode {
 	return 0o444
 }
 
-// ModTime implements fs.FileInfo. It is not kept.
+// ModTime implements fs.FileInfo. Times are not stored.
 func (i keyInfo) ModTime() time.Time { return time.Time{} }
 
 // IsDir implements fs.FileInfo.
@@ -296,7 +308,7 @@ func (i keyInfo) IsDir() bool { return i.dir }
 // Sys implements fs.FileInfo.
 func (i keyInfo) Sys() any { return i.object }
 
-// join adds the objects of another list, which is behind this one. Both are sealed.
+// join appends another list, all of whose keys follow those of this one. Both are sealed.
 func (l *keyList) join(other *keyList) {
 	if other.n == 0 {
 		return

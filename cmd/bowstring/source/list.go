@@ -139,7 +139,8 @@ func audioBlob() []arrow.Field {
 	return []arrow.Field{schema.BlobField("audio", schema.MediaAudio, false)}
 }
 
-// namesMedia says whether a column of text has the name of an image or of sound: it may be meant as one of paths.
+// namesMedia says whether a column of text has the name of an image or of sound: it may
+// be meant as one of paths.
 func (t *table) namesMedia() bool {
 	for i, f := range t.fields {
 		for row := 0; isText(f.Type) && row < t.rows; row++ {
@@ -269,7 +270,8 @@ func (l *layout) detectList() bool {
 // clipsFolder is where Common Voice keeps its recordings, beside its tables.
 const clipsFolder = "clips"
 
-// votes are the columns of Common Voice that are numbers; the others are text, whatever they look like.
+// votes are the columns of Common Voice that are numbers; the others are text, whatever
+// they look like.
 var votes = []string{"up_votes", "down_votes"}
 
 // voiceSplits are the tables of Common Voice that are splits. The others (validated,
@@ -277,8 +279,8 @@ var votes = []string{"up_votes", "down_votes"}
 // read where one is asked for.
 var voiceSplits = []string{"train", "dev", "test"}
 
-// openCommonVoice opens a language of Common Voice: tables of tab-separated values, each a
-// split, that name the clips in the folder beside them.
+// openCommonVoice opens a language of Common Voice: tables of tab-separated values, each
+// a split, that name the clips in the folder beside them.
 func openCommonVoice(ctx context.Context, root string, opts Options) (Source, error) {
 	s := &list{about: about{place: opts.files, format: "commonvoice", path: opts.files.absolute(root)},
 		dir: opts.files.absolute(root), label: -1}

@@ -21,9 +21,10 @@ import (
 	"bowstring/schema"
 )
 
-// LitData's optimised directories are much as MDS: index.json lists the chunks, and says of all of them how the leaves
-// of a sample are written, and, as a tree, what they are called. A chunk is, in little-endian uint32: the number n of
-// samples, n+1 offsets into the file, then the samples. A sample is the uint32 size of each leaf, then the leaves.
+// LitData's optimised directories are much as MDS: index.json lists the chunks, and says
+// of all of them how the leaves of a sample are written, and, as a tree, what they are
+// called. A chunk is, in little-endian uint32: the number n of samples, n+1 offsets into
+// the file, then the samples. A sample is the uint32 size of each leaf, then the leaves.
 //
 // With compression, a chunk is compressed as a whole, or a sample each, or samples in
 // batches: then a chunk is a header, the offsets of the samples as if none were
@@ -34,8 +35,9 @@ const litFormat = "litdata"
 
 func (l *layout) detectLitData() bool { return l.indexKind() == litFormat }
 
-// indexKind says whose index.json there is, in the directory or in one of its folders: mds or litdata, "" if there is
-// none. One that cannot be read is taken for MDS, which says what is wrong with it.
+// indexKind says whose index.json there is, in the directory or in one of its folders:
+// mds or litdata, "" if there is none. One that cannot be read is taken for MDS, which
+// says what is wrong with it.
 func (l *layout) indexKind() string {
 	if !l.sniffed {
 		l.index, l.sniffed = l.sniffIndex(), true
@@ -268,7 +270,8 @@ type litFrame struct {
 	unit *schema.Unit
 }
 
-// frame reads the header of a chunk that is compressed in batches, and has r read what the chunk were without.
+// frame reads the header of a chunk that is compressed in batches, and has r read what
+// the chunk were without.
 func (r *shardReader) frame(f *File) error {
 	in := bufio.NewReaderSize(io.NewSectionReader(f, 0, f.Size()), 32<<10)
 	head := make([]byte, 24)
@@ -379,7 +382,8 @@ func (l *litFrames) Read(p []byte) (int, error) {
 
 var errBatch = errors.New("a batch that has another size decoded than the chunk says")
 
-// inflate decodes a sample that is compressed by itself, and begins at a byte of the shard.
+// inflate decodes a sample that is compressed by itself, and begins at a byte of the
+// shard.
 func (i *mdsItem) inflate(r *shardReader, begin int64) error {
 	packed := i.buf
 	defer buffers.put(packed)
@@ -412,8 +416,8 @@ func (i *mdsItem) inflate(r *shardReader, begin int64) error {
 	return nil
 }
 
-// litDtypes are the types of values by their numbers: those of arrays of NumPy, and those of tensors. Others have no
-// place in a column, or another number in each version.
+// litDtypes are the types of values by their numbers: those of arrays of NumPy, and those
+// of tensors. Others have no place in a column, or another number in each version.
 var (
 	litNumPy = []string{"int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "float32",
 		"float64"}
@@ -446,7 +450,8 @@ func newLitSurvey(format string) mdsSurvey {
 	return nil
 }
 
-// splitLit reads what stands before the values of an array or a tensor: type, number of dimensions, dimensions.
+// splitLit reads what stands before the values of an array or a tensor: type, number of
+// dimensions, dimensions.
 func splitLit(of []string, order binary.ByteOrder, b []byte) (string, []int, []byte, error) {
 	if len(b) < 8 {
 		return "", nil, nil, fmt.Errorf("%w: an array without a type", errCut)
@@ -472,7 +477,8 @@ func splitLit(of []string, order binary.ByteOrder, b []byte) (string, []int, []b
 	return dtype, dims, b, nil
 }
 
-// litDecoder returns the type and the decoder of a format of leaves. A nil type means that the bytes are a blob.
+// litDecoder returns the type and the decoder of a format of leaves. A nil type means
+// that the bytes are a blob.
 func litDecoder(format string) (arrow.DataType, func([]byte) (any, error), error) {
 	name, args, _ := strings.Cut(format, ":")
 	switch name {

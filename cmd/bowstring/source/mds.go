@@ -449,7 +449,8 @@ type mdsColumn struct {
 	left           bool      // out: it is not read
 }
 
-// Bounds of what an index and a shard may claim. A shard that the library writes has 64 MB.
+// Bounds of what an index and a shard may claim. A shard that the library writes has 64
+// MB.
 const (
 	maxIndex        = 256 << 20
 	maxShardSamples = 1 << 24
@@ -602,7 +603,8 @@ func (m mdsFile) check(f *File) error {
 	return err
 }
 
-// readShard hands each sample of a shard to visit. It returns what is wrong with the shard.
+// readShard hands each sample of a shard to visit. It returns what is wrong with the
+// shard.
 func (s *mds) readShard(ctx context.Context, in sequence, p mdsPart, sh mdsShard, visit func(mdsItem) bool) error {
 	r, err := s.open(in, p, sh)
 	if err != nil {
@@ -676,8 +678,8 @@ func (s *mds) cut(buf []byte) (columns [][]byte, sizes []int64, err error) {
 	return columns, sizes, nil
 }
 
-// sizes reads the sizes of a sample's columns from its first bytes. whole is its length. It also returns what follows
-// them.
+// sizes reads the sizes of a sample's columns from its first bytes. whole is its length.
+// It also returns what follows them.
 func (s *mds) sizes(head []byte, whole int64) (sizes []int64, rest []byte, err error) {
 	sizes, rest = make([]int64, len(s.columns)), head
 	left := whole
@@ -708,8 +710,8 @@ func (s *mds) sizes(head []byte, whole int64) (sizes []int64, rest []byte, err e
 	return sizes, rest, nil
 }
 
-// walkable says whether samples can be found without reading them: by the tables at the fronts of shards that are not
-// compressed, and the sizes with which samples begin.
+// walkable says whether samples can be found without reading them: by the tables at the
+// fronts of shards that are not compressed, and the sizes with which samples begin.
 func (s *mds) walkable() bool {
 	if s.kind.format != mosaicML.format || s.surveyed() {
 		return false
@@ -785,7 +787,8 @@ func (s *mds) walkShard(ctx context.Context, p mdsPart, sh mdsShard, visit func(
 	return nil
 }
 
-// inspect reads of a sample, from one byte of a shard to another, what is no blob. Its error is one of reading.
+// inspect reads of a sample, from one byte of a shard to another, what is no blob. Its
+// error is one of reading.
 func (s *mds) inspect(f *File, item *mdsItem, head []byte, begin, end int64) error {
 	if _, err := f.ReadAt(head, begin); err != nil {
 		return err
@@ -812,7 +815,8 @@ func (s *mds) inspect(f *File, item *mdsItem, head []byte, begin, end int64) err
 // becomes.
 type mdsSurvey interface {
 	observe(b []byte) error
-	// decide returns the type and the decoder of the values, or how many images each of them has.
+	// decide returns the type and the decoder of the values, or how many images each of
+	// them has.
 	decide() (t arrow.DataType, decode func([]byte) (any, error), images int, err error)
 }
 
@@ -866,7 +870,8 @@ func (s *mds) survey(ctx context.Context) error {
 	return nil
 }
 
-// surveyedInts are whole numbers in writing, of any size: int64 if all fit, else uint64, else text.
+// surveyedInts are whole numbers in writing, of any size: int64 if all fit, else uint64,
+// else text.
 type surveyedInts struct{ unsigned, signed, text bool }
 
 func (s *surveyedInts) observe(b []byte) error {
@@ -922,8 +927,8 @@ func isMDSImages(encoding string) bool {
 // maxImages bounds the images of a sample: each image is a column.
 const maxImages = 256
 
-// surveyedImages are lists of images. A row has one blob in each column, so that they become as many columns as each
-// of the lists has images.
+// surveyedImages are lists of images. A row has one blob in each column, so that they
+// become as many columns as each of the lists has images.
 type surveyedImages struct {
 	encoding    string
 	seen        bool
@@ -990,12 +995,13 @@ func mdsImages(encoding string, b []byte) ([][]byte, error) {
 	return images, nil
 }
 
-// mdsDtypes are the types of an array's values by the numbers that stand in its first byte.
+// mdsDtypes are the types of an array's values by the numbers that stand in its first
+// byte.
 var mdsDtypes = map[byte]string{8: "uint8", 9: "int8", 16: "uint16", 17: "int16", 18: "float16", 32: "uint32",
 	33: "int32", 34: "float32", 64: "uint64", 65: "int64", 66: "float64"}
 
-// surveyedArrays are arrays that state their own shapes, and their types unless dtype states it. They become nested
-// lists, if all have as many dimensions and one type.
+// surveyedArrays are arrays that state their own shapes, and their types unless dtype
+// states it. They become nested lists, if all have as many dimensions and one type.
 type surveyedArrays struct {
 	dtype string // "" where each array has its own
 	// split reads what stands before the values; nil for arrays as MDS has them
@@ -1052,7 +1058,8 @@ func (s *surveyedArrays) decide() (arrow.DataType, func([]byte) (any, error), in
 	}, 0, nil
 }
 
-// splitArray reads what stands before the values of an array: their type, unless it is known, and the shape.
+// splitArray reads what stands before the values of an array: their type, unless it is
+// known, and the shape.
 func splitArray(dtype string, b []byte) (string, []int, []byte, error) {
 	all := len(b)
 	if dtype == "" {

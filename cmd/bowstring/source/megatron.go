@@ -17,8 +17,9 @@ import (
 	"bowstring/schema"
 )
 
-// megatron is pairs of files as Megatron-LM's IndexedDatasetBuilder writes them: NAME.bin has the token ids of all
-// sequences one behind the other, and NAME.idx says where. An index is, in little-endian:
+// megatron is pairs of files as Megatron-LM's IndexedDatasetBuilder writes them: NAME.bin
+// has the token ids of all sequences one behind the other, and NAME.idx says where. An
+// index is, in little-endian:
 //
 //	"MMIDIDX" and two zero bytes
 //	u64 version, 1
@@ -30,14 +31,16 @@ import (
 //	i64 D borders: document d has the sequences from border d to border d+1
 //	i8  S modes, of data that is not text alone
 //
-// A sample is a document. An index may be larger than memory: it is read as the documents are.
+// A sample is a document. An index may be larger than memory: it is read as the documents
+// are.
 type megatron struct {
 	about
 	choice *choice
 	shards []shard // of .idx; rel has no ending
 	heads  []megatronHead
 	ids    arrow.FixedWidthDataType
-	// taken says which columns are: the tokens, and as blobs; how many they are; the sizes of sequences.
+	// taken says which columns are: the tokens, and as blobs; how many they are; the
+	// sizes of sequences.
 	tokens, asBlobs, count, sizes bool
 }
 
@@ -52,11 +55,13 @@ const (
 	megatronFront = int64(len(megatronMagic)) + 8 + 1 + 8 + 8
 	// megatronLeast is how much of an index in a bucket is read at once.
 	megatronLeast = 1 << 20
-	// sizesColumn has the sizes of a document's sequences, where not all documents are one sequence.
+	// sizesColumn has the sizes of a document's sequences, where not all documents are
+	// one sequence.
 	sizesColumn = "sequences"
 )
 
-// megatronTypes are the types of token ids by their numbers. 9 and 10 are fairseq's, whose files these are otherwise.
+// megatronTypes are the types of token ids by their numbers. 9 and 10 are fairseq's,
+// whose files these are otherwise.
 var megatronTypes = map[byte]string{1: "uint8", 2: "int8", 3: "int16", 4: "int32", 5: "int64", 8: "uint16", 9: "uint32",
 	10: "uint64"}
 
@@ -159,8 +164,9 @@ func (s *megatron) find(ctx context.Context, opts Options) error {
 	return s.begin(opts, s.estimates(bins))
 }
 
-// plain reports whether each document of an index is one sequence. An index that cannot be read, or that is wrong, may be:
-// that shows again, and is reported, when the documents are read.
+// plain reports whether each document of an index is one sequence. An index that cannot
+// be read, or that is wrong, may be: that shows again, and is reported, when the
+// documents are read.
 func (s *megatron) plain(ctx context.Context, i int) bool {
 	h := s.heads[i]
 	if h.sequences != h.documents {

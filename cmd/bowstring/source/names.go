@@ -14,8 +14,8 @@ import (
 // longestName is how much of a name a message holds, in bytes.
 const longestName = 240
 
-// freeName returns the name in a dataset of a column of the source: another one where its own is empty, too long, one
-// of Bowstring's own, or among taken.
+// freeName returns the name in a dataset of a column of the source: another one where its
+// own is empty, too long, one of Bowstring's own, or among taken.
 func freeName(name string, taken []string) string { return freeNameAs("source_", name, taken) }
 
 // freeNameAs is freeName with what another name begins with.
@@ -31,7 +31,8 @@ func freeNameAs(prefix, name string, taken []string) string {
 	return name
 }
 
-// freeNames returns the names in a dataset of all columns of a source, each once. Those that may keep theirs do.
+// freeNames returns the names in a dataset of all columns of a source, each once. Those
+// that may keep theirs do.
 func freeNames(prefix string, names, taken []string) []string {
 	used := map[string]bool{}
 	for _, name := range taken {

@@ -134,7 +134,8 @@ func (s *parquetSource) readSchemas(ctx context.Context) error {
 	return nil
 }
 
-// openAll returns what opens the files in their order. In a bucket several are opened ahead.
+// openAll returns what opens the files in their order. In a bucket several are opened
+// ahead.
 func (s *parquetSource) openAll(ctx context.Context) func(n int) (*parquet.File, error) {
 	if s.place.bucket() == nil {
 		return func(n int) (*parquet.File, error) { return s.place.openParquet(ctx, s.shards[n].path) }
@@ -369,7 +370,8 @@ type blobColumn struct {
 	last    bool // of those that the lists are spread over
 }
 
-// cell returns the blob of a row, nil for null, and its path. bad says why there is neither.
+// cell returns the blob of a row, nil for null, and its path. bad says why there is
+// neither.
 func (b *blobColumn) cell(column arrow.Array, row int) (data []byte, path, bad string) {
 	if column.IsNull(row) {
 		return nil, "", ""
@@ -407,7 +409,8 @@ type bytesArray interface {
 	Value(int) []byte
 }
 
-// blobArrays returns the content and the path (or nil) of a blob column, nil if it is none.
+// blobArrays returns the content and the path (or nil) of a blob column, nil if it is
+// none.
 func blobArrays(a arrow.Array) (content bytesArray, path arrow.Array) {
 	switch a := a.(type) {
 	case *array.Binary:
@@ -494,7 +497,8 @@ func (s *parquetSource) classify(samples map[int][]byte) error {
 	return nil
 }
 
-// refuseBytes is why a column of bytes within other values is neither taken for metadata nor for blobs.
+// refuseBytes is why a column of bytes within other values is neither taken for metadata
+// nor for blobs.
 func (s *parquetSource) refuseBytes(f arrow.Field, spreads bool) error {
 	name, advice := Quoted(f.Name), ""
 	if spreads {
@@ -573,7 +577,8 @@ func mediaOf(feature string, sample []byte) string {
 // nullFolder is the value of a folder of rows that have none, as Hive and Spark write it.
 const nullFolder = "__HIVE_DEFAULT_PARTITION__"
 
-// folderKey is a column whose values are in the names of folders: year=2024/month=1/part-00000.parquet.
+// folderKey is a column whose values are in the names of folders:
+// year=2024/month=1/part-00000.parquet.
 type folderKey struct {
 	name  string
 	field arrow.Field
@@ -655,13 +660,14 @@ func (s *parquetSource) hasColumn(name string) bool {
 	return slices.ContainsFunc(s.layout.fields, func(f arrow.Field) bool { return f.Name == name })
 }
 
-// isParquetData says whether a file holds rows, by its name: not what other programs keep beside them, as they keep
-// _metadata.
+// isParquetData says whether a file holds rows, by its name: not what other programs keep
+// beside them, as they keep _metadata.
 func isParquetData(name string) bool {
 	return extension(name) == "parquet" && !isMetadata(name) && !strings.HasPrefix(name, "_")
 }
 
-// withoutPrivate leaves out the files in folders such as _temporary, which Spark does not read, either.
+// withoutPrivate leaves out the files in folders such as _temporary, which Spark does not
+// read, either.
 func withoutPrivate(shards []shard) []shard {
 	return slices.DeleteFunc(shards, func(sh shard) bool {
 		for part := range strings.SplitSeq(path.Dir(sh.rel), "/") {
@@ -673,8 +679,8 @@ func withoutPrivate(shards []shard) []shard {
 	})
 }
 
-// checkNoLake refuses a table whose files count or do not by what a log says: rows that were deleted or replaced are in
-// files, too.
+// checkNoLake refuses a table whose files count or do not by what a log says: rows that
+// were deleted or replaced are in files, too.
 func (f *Files) checkNoLake(dir string) error {
 	kind := ""
 	if f.isDir(filepath.Join(dir, "_delta_log")) {

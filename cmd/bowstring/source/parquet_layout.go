@@ -18,8 +18,8 @@ import (
 	"bowstring/schema"
 )
 
-// parquetLayout is the columns of files that belong together. They are matched by name, and have the narrowest type
-// that holds the values of all files.
+// parquetLayout is the columns of files that belong together. They are matched by name,
+// and have the narrowest type that holds the values of all files.
 type parquetLayout struct {
 	place  *Files
 	choice *choice
@@ -78,15 +78,15 @@ func columnNamed(columns []parquet.Column, name string) int {
 	return slices.IndexFunc(columns, func(c parquet.Column) bool { return c.Name == name })
 }
 
-// micro says whether the INT96 timestamps of a column become microseconds: where nanoseconds do not reach one of them,
-// and all are whole microseconds.
+// micro says whether the INT96 timestamps of a column become microseconds: where
+// nanoseconds do not reach one of them, and all are whole microseconds.
 func (l *parquetLayout) micro(column string) bool {
 	t := l.times[column]
 	return t.Far && !t.Fine
 }
 
-// settle finds the types that the columns have, when all files were looked at. It yields the files whose columns are
-// not those of the files before, and why.
+// settle finds the types that the columns have, when all files were looked at. It yields
+// the files whose columns are not those of the files before, and why.
 func (l *parquetLayout) settle() iter.Seq2[string, error] {
 	return func(yield func(string, error) bool) {
 		var whole []arrow.Field
@@ -151,7 +151,8 @@ func (l *parquetLayout) join(whole []arrow.Field, f parquetColumns) ([]arrow.Fie
 	return whole, nil
 }
 
-// info is what the first file says that the `datasets` library knows of the columns, "" if it says nothing.
+// info is what the first file says that the `datasets` library knows of the columns, ""
+// if it says nothing.
 func (l *parquetLayout) info() string {
 	for _, f := range l.files {
 		if f.name == l.first {
@@ -168,7 +169,8 @@ const (
 	parquetBytes = 16 << 20
 )
 
-// footerBytes is how much of a file of Parquet in a bucket is read at once for what stands at its end.
+// footerBytes is how much of a file of Parquet in a bucket is read at once for what
+// stands at its end.
 const footerBytes = 64 << 10
 
 // openParquet opens a file for what it says of its columns.
@@ -232,8 +234,9 @@ func (l *parquetLayout) recordsOf(in *File, opened error) (_ *parquetRecords, er
 
 func (r *parquetRecords) close() error { return r.file.Close() }
 
-// next returns the next record, which is the caller's to release, or io.EOF. bad says of rows why they are not of the
-// columns' types; what the record has in their place is null.
+// next returns the next record, which is the caller's to release, or io.EOF. bad says of
+// rows why they are not of the columns' types; what the record has in their place is
+// null.
 func (r *parquetRecords) next(ctx context.Context) (_ arrow.Record, bad map[int]string, err error) {
 	rec, err := r.records.Next(ctx)
 	if err != nil {
@@ -261,7 +264,8 @@ func (r *parquetRecords) next(ctx context.Context) (_ arrow.Record, bad map[int]
 	return array.NewRecord(arrow.NewSchema(r.fields, nil), columns, rec.NumRows()), bad, nil
 }
 
-// widenRows is widen row by row. Rows of which it makes nothing become null, and are noted in bad.
+// widenRows is widen row by row. Rows of which it makes nothing become null, and are
+// noted in bad.
 func widenRows(ctx context.Context, a arrow.Array, f arrow.Field, bad map[int]string) (arrow.Array, error) {
 	var parts []arrow.Array
 	defer func() {
@@ -377,15 +381,15 @@ func dataBytes(d arrow.ArrayData) (n int64) {
 	return n
 }
 
-// ownColumns says what the columns of a file are that Bowstring wrote, or that another program wrote of what Bowstring
-// served.
+// ownColumns says what the columns of a file are that Bowstring wrote, or that another
+// program wrote of what Bowstring served.
 type ownColumns struct {
 	fields    []arrow.Field // as they were in the dataset
 	id, split int           // of the file's columns, or -1
 }
 
-// ownColumnsOf returns nil for other files: Bowstring says of blob columns that they are ones. read are the columns that
-// are read.
+// ownColumnsOf returns nil for other files: Bowstring says of blob columns that they are
+// ones. read are the columns that are read.
 func (f *Files) ownColumnsOf(ctx context.Context, path string, read []arrow.Field) (*ownColumns, error) {
 	stored, err := f.storedFields(ctx, path)
 	if err != nil || !slices.ContainsFunc(stored, schema.IsBlob) {
@@ -427,7 +431,8 @@ func (f *Files) storedFields(ctx context.Context, path string) (fields []arrow.F
 	return fields, nil
 }
 
-// restore gives the columns of a record, which it takes over, the types that they had in the dataset.
+// restore gives the columns of a record, which it takes over, the types that they had in
+// the dataset.
 func (o *ownColumns) restore(rec arrow.Record) (arrow.Record, error) {
 	if o == nil {
 		return rec, nil

@@ -10,11 +10,13 @@ import (
 )
 
 const (
-	// partsWalked is how many shards in a bucket are walked at once: what is read of each takes a round trip after the other.
+	// partsWalked is how many shards in a bucket are walked at once: what is read of each
+	// takes a round trip after the other.
 	partsWalked = 16
 	// partsRead is how many shards are read at once: they share the memory of read-ahead.
 	partsRead = 4
-	// partSamples is how many samples of a shard wait for those of shards before it, at most.
+	// partSamples is how many samples of a shard wait for those of shards before it, at
+	// most.
 	partSamples = 256
 	// partBytes is how many bytes they have, but that one may have more.
 	partBytes = 8 << 20
@@ -27,15 +29,18 @@ type parts struct {
 	reads func(i int) bool
 	// known yields the samples of one that is not. It is false if that is to end.
 	known func(i int) (more bool)
-	// read yields the samples of a shard; yield is false if that is to end. Its error is what is wrong with the shard. It is
-	// called by several goroutines, for several shards.
+	// read yields the samples of a shard; yield is false if that is to end. Its error is
+	// what is wrong with the shard. It is called by several goroutines, for several
+	// shards.
 	read func(ctx context.Context, i int, yield func(Sample) bool) error
-	// ended says that a shard ends, with what is wrong with it. It is false if that is to end.
+	// ended says that a shard ends, with what is wrong with it. It is false if that is to
+	// end.
 	ended func(i int, err error) (more bool)
 }
 
-// yieldParts yields the samples of shards in their order: known rows as they are, the others by read, which is as in parts. A
-// shard with something wrong ends with a bad sample in its name.
+// yieldParts yields the samples of shards in their order: known rows as they are, the
+// others by read, which is as in parts. A shard with something wrong ends with a bad
+// sample in its name.
 func (f *Files) yieldParts(ctx context.Context, shards []shard, walked bool,
 	read func(ctx context.Context, i int, yield func(Sample) bool) error, yield func(Sample, error) bool) {
 	ended := func(i int, err error) bool {
@@ -88,7 +93,8 @@ type waitingSample struct {
 	weight int64
 }
 
-// put has a sample wait. It is false if nothing is waited for any more; the sample is then released.
+// put has a sample wait. It is false if nothing is waited for any more; the sample is
+// then released.
 func (w *waiting) put(ctx context.Context, s Sample) bool {
 	weight := min(max(s.Size, 1), partBytes)
 	if w.room.Acquire(ctx, weight) == nil {

@@ -43,8 +43,8 @@ type Files struct {
 	differing differing
 }
 
-// system is what formats need of a system of files. Paths have slashes, and are absolute but where absolute takes
-// others. Errors wrap those of io/fs.
+// system is what formats need of a system of files. Paths have slashes, and are absolute
+// but where absolute takes others. Errors wrap those of io/fs.
 type system interface {
 	// absolute makes an absolute path of one that a caller named.
 	absolute(path string) string
@@ -58,18 +58,21 @@ type system interface {
 	resolve(path string) (string, error)
 	// walk visits what is below a folder, as filepath.WalkDir does.
 	walk(root string, visit fs.WalkDirFunc) error
-	// readDir lists a folder by name; if most is above 0, at most that many entries that can be read, in any order.
+	// readDir lists a folder by name; if most is above 0, at most that many entries that
+	// can be read, in any order.
 	readDir(path string, most int) ([]fs.DirEntry, error)
 	// glob lists the paths of a pattern, as filepath.Glob does.
 	glob(pattern string) ([]string, error)
 	// open opens a regular file. Reading it ends with ctx.
 	open(ctx context.Context, path string) (*File, error)
-	// openParts opens a file to read parts of it at any place; from a bucket it reads at least that many bytes at once.
+	// openParts opens a file to read parts of it at any place; from a bucket it reads at
+	// least that many bytes at once.
 	openParts(ctx context.Context, path string, least int64) (*File, error)
-	// inOrder opens files that are read one behind the other, each from its beginning to its end.
+	// inOrder opens files that are read one behind the other, each from its beginning to
+	// its end.
 	inOrder(ctx context.Context, paths []string) sequence
-	// know has to be called before anything is asked of a folder, or of paths that were named elsewhere. A bucket is
-	// listed then.
+	// know has to be called before anything is asked of a folder, or of paths that were
+	// named elsewhere. A bucket is listed then.
 	know(ctx context.Context, paths []string) error
 	// glance lists files of the data set's folder, to recognise its format by them, with
 	// their names in the folder; those below more folders than depth are left out. nil:
@@ -77,7 +80,8 @@ type system interface {
 	glance(ctx context.Context, depth int) ([]string, error)
 	// named is the path of what a text names as a URL, whether it is one.
 	named(text string) (path string, ok bool)
-	// broken is why files cannot be reached any more, or nil: what was not read says nothing about the data.
+	// broken is why files cannot be reached any more, or nil: what was not read says
+	// nothing about the data.
 	broken() error
 	// notes are what a person should know.
 	notes() []string
@@ -105,7 +109,8 @@ func (a alone) open(path string) (*File, error) { return a.files.openParts(a.ctx
 
 func (alone) close() {}
 
-// File is an open file. Read and Seek are for one goroutine; ReadAt may be called by several.
+// File is an open file. Read and Seek are for one goroutine; ReadAt may be called by
+// several.
 type File struct {
 	handle
 	size    int64
@@ -133,8 +138,9 @@ func (f *Files) Open(ctx context.Context, name string) (*File, error) {
 	return f.open(ctx, filepath.Join(f.root, filepath.FromSlash(name)))
 }
 
-// ended is why reading ends for good after a file whose reading came to err: ctx has ended, or the way to the bucket is
-// broken. nil if it goes on, whatever is wrong with the file.
+// ended is why reading ends for good after a file whose reading came to err: ctx has
+// ended, or the way to the bucket is broken. nil if it goes on, whatever is wrong with
+// the file.
 func (f *Files) ended(ctx context.Context, err error) error {
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
@@ -192,7 +198,8 @@ func openFiles(ctx context.Context, path string, opts Options) (*Files, string, 
 	return localFiles(path), path, nil
 }
 
-// localFiles are those around a path of this machine: below it, or, where it is no folder, beside it.
+// localFiles are those around a path of this machine: below it, or, where it is no
+// folder, beside it.
 func localFiles(path string) *Files {
 	root := absolutePath(path)
 	if info, err := os.Stat(root); err != nil || !info.IsDir() {

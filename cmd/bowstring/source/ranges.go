@@ -15,7 +15,8 @@ import (
 const (
 	// rangesAtOnce is how many ranges of keys are listed at once.
 	rangesAtOnce = 16
-	// rangePages is how many pages of a list come before it is divided: a short one is not.
+	// rangePages is how many pages of a list come before it is divided: a short one is
+	// not.
 	rangePages = 8
 	// splitPages is how many pages of a range come before it is divided.
 	splitPages = 4
@@ -26,9 +27,11 @@ const (
 // errNoAfter is that a server does not begin a list behind a key.
 var errNoAfter = errors.New("the server lists from the beginning on")
 
-// lister lists what begins with a prefix. A list is asked for page by page, and each page takes a round trip: so the keys are
-// divided into ranges, which are listed at once. Where they can be divided is not known before; a probe begins in the middle
-// of what is left of a range, and what it finds is the list of its second half, from its first page on.
+// lister lists what begins with a prefix. A list is asked for page by page, and each page
+// takes a round trip: so the keys are divided into ranges, which are listed at once.
+// Where they can be divided is not known before; a probe begins in the middle of what is
+// left of a range, and what it finds is the list of its second half, from its first page
+// on.
 type lister struct {
 	from   object.Bucket
 	prefix string
@@ -265,8 +268,9 @@ const (
 	highRune = 0x7f // behind the letters of most keys
 )
 
-// between is a text about in the middle of two that begin with a prefix: behind after, and before until; "" stands for the end
-// of all that begins with the prefix. It is valid UTF-8. It is false where there is none.
+// between is a text about in the middle of two that begin with a prefix: behind after,
+// and before until; "" stands for the end of all that begins with the prefix. It is valid
+// UTF-8. It is false where there is none.
 func between(prefix, after, until string) (mid string, ok bool) {
 	if !utf8.ValidString(after) || !utf8.ValidString(until) {
 		return "", false

@@ -56,18 +56,19 @@ type Known struct {
 	Column func(name string) any
 }
 
-// Reader reads the samples of a Source in order, with several workers, and adds
-// the columns width, height, format and orientation of the image column (of several the one
-// called image, or else the first), and duration, sampling_rate and channels of the audio column, where the source has
-// no columns of these names, and is no export, which has the columns of its dataset. It holds at most 96 MiB of samples,
-// or one larger sample.
+// Reader reads the samples of a Source in order, with several workers, and adds the
+// columns width, height, format and orientation of the image column (of several the one
+// called image, or else the first), and duration, sampling_rate and channels of the audio
+// column, where the source has no columns of these names, and is no export, which has the
+// columns of its dataset. It holds at most 96 MiB of samples, or one larger sample.
 type Reader struct {
 	src    Source
 	opts   ReadOptions
 	schema *arrow.Schema
 	meta   []arrow.Field // of src, then the added
 	blobs  []arrow.Field
-	// The columns of the batches, and where those above have them, -1 for one that they lack.
+	// The columns of the batches, and where those above have them, -1 for one that they
+	// lack.
 	outMeta, outBlobs []arrow.Field
 	metaAt, blobAt    []int
 	image             int // ordinal of the blob column that width and height are of, or -1
@@ -133,8 +134,8 @@ func NewReader(src Source, opts ReadOptions) (*Reader, error) {
 	return r, err
 }
 
-// Take has the batches have the columns of a schema, and reports whether the source's are among them; those that it lacks
-// are null.
+// Take has the batches have the columns of a schema, and reports whether the source's are
+// among them; those that it lacks are null.
 func (r *Reader) Take(s *arrow.Schema) bool {
 	meta, metaAt, ok := fieldsIn(schema.MetaFields(s), r.meta)
 	blobs, blobAt, also := fieldsIn(schema.BlobFields(s), r.blobs)
@@ -144,8 +145,8 @@ func (r *Reader) Take(s *arrow.Schema) bool {
 	return ok
 }
 
-// fieldsIn says where each field of all is in some, -1 for none; false if some has one that all has not, or a field that
-// some lacks may not be null.
+// fieldsIn says where each field of all is in some, -1 for none; false if some has one
+// that all has not, or a field that some lacks may not be null.
 func fieldsIn(all, some []arrow.Field) (_ []arrow.Field, at []int, ok bool) {
 	found := 0
 	for _, f := range all {
@@ -164,8 +165,8 @@ func fieldsIn(all, some []arrow.Field) (_ []arrow.Field, at []int, ok bool) {
 	return all, at, found == len(some)
 }
 
-// Know has the reader ask, before it loads a sample, whether that is needed: find returns nil if it is. It is called by
-// several goroutines.
+// Know has the reader ask, before it loads a sample, whether that is needed: find returns
+// nil if it is. It is called by several goroutines.
 func (r *Reader) Know(find func(id schema.ID, at []Extent) *Known) { r.know = find }
 
 // Schema is the logical schema of the batches.
@@ -399,7 +400,8 @@ func (r *Reader) about(f arrow.Field, err error) string {
 	return err.Error()
 }
 
-// validText says whether all text in a value is valid UTF-8, which Arrow's readers take for granted.
+// validText says whether all text in a value is valid UTF-8, which Arrow's readers take
+// for granted.
 func validText(v any) bool {
 	switch v := v.(type) {
 	case string:

@@ -15,7 +15,8 @@ import (
 const (
 	// stretch is how many bytes of an object are read at once where all of it is read.
 	stretch = 8 << 20
-	// prefetchBytes bounds what is read ahead of its use, of all objects that are read one behind the other.
+	// prefetchBytes bounds what is read ahead of its use, of all objects that are read
+	// one behind the other.
 	prefetchBytes = 64 << 20
 	// prefetchStretches bounds their number: objects may be small.
 	prefetchStretches = 64
@@ -89,15 +90,16 @@ func (r *reading) close() {
 	}
 }
 
-// twice has what was read of objects that are read twice, from beginning to end, and are small. It is safe for concurrent
-// use; nil keeps nothing.
+// twice has what was read of objects that are read twice, from beginning to end, and are
+// small. It is safe for concurrent use; nil keeps nothing.
 type twice struct {
 	mu   sync.Mutex
 	read map[stretchOf][]byte
 	done bool // all was read once
 }
 
-// twiceBytes is the size, together, up to which objects are kept whole between two readings.
+// twiceBytes is the size, together, up to which objects are kept whole between two
+// readings.
 const twiceBytes = prefetchBytes
 
 // put keeps a stretch, and reports whether it does.
@@ -127,7 +129,8 @@ func (t *twice) take(at stretchOf) []byte {
 	return buf
 }
 
-// small reports whether files are small enough together to be kept for the second time that they are read.
+// small reports whether files are small enough together to be kept for the second time
+// that they are read.
 func (f *Files) small(paths []string) bool {
 	size := int64(0)
 	for _, p := range paths {
@@ -138,8 +141,8 @@ func (f *Files) small(paths []string) bool {
 	return size <= twiceBytes
 }
 
-// readTwice says that files will be read twice. Until the function that it returns is called, what is read of them is kept for
-// the second time, if they are small.
+// readTwice says that files will be read twice. Until the function that it returns is
+// called, what is read of them is kept for the second time, if they are small.
 func (f *Files) readTwice(paths []string) (again func()) {
 	c, ok := f.system.(*cloud)
 	if !ok || !f.small(paths) {
@@ -163,7 +166,8 @@ func (r *reading) open(p string) (*File, error) {
 	return &File{handle: &objectFile{reading: r, path: p, object: o}, size: o.Size, version: o.Version}, nil
 }
 
-// take returns a stretch of an object, and has those behind it read. The caller gives it back.
+// take returns a stretch of an object, and has those behind it read. The caller gives it
+// back.
 func (r *reading) take(p string, o object.Info, index int64) (*loaded, error) {
 	at := stretchOf{p, index}
 	r.mu.Lock()
@@ -188,7 +192,8 @@ func (r *reading) take(p string, o object.Info, index int64) (*loaded, error) {
 	return l, nil
 }
 
-// give gives a stretch back. One that could not be read is tried again when it is taken again.
+// give gives a stretch back. One that could not be read is tried again when it is taken
+// again.
 func (r *reading) give(at stretchOf, l *loaded) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -159,8 +159,9 @@ func findSeries(shards []shard) []*series {
 	return all
 }
 
-// lacking says which shards there should be and are not, of those that asked says were asked for (nil:
-// all), and which number there is twice. It is nil if there is nothing wrong.
+// lacking says which shards there should be and are not, of those that asked says were
+// asked for (nil: all), and which number there is twice. It is nil if there is nothing
+// wrong.
 func (s *series) lacking(asked func(rel string) bool) []string {
 	first := 0
 	if _, zero := s.of[0]; !zero && len(s.of[s.total]) > 0 {

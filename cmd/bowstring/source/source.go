@@ -1,6 +1,6 @@
-// Package source reads data sets as other tools lay them out: folders of images and
-// of sound, Common Voice, Hugging Face Parquet, WebDataset tars, MosaicML MDS shards, Megatron's token ids, and tables of
-// paths.
+// Package source reads data sets as other tools lay them out: folders of images and of
+// sound, Common Voice, Hugging Face Parquet, WebDataset tars, MosaicML MDS shards,
+// Megatron's token ids, and tables of paths.
 //
 // A Source lists samples in a fixed order, most of them before their bytes were touched;
 // a Reader has several workers load and check them, keeps the order, and hands out
@@ -24,8 +24,9 @@ import (
 	"bowstring/schema"
 )
 
-// Source is a data set in one format. It holds no file open but while Samples runs. Its methods are for one goroutine
-// at a time, but Load and Release of several samples may run meanwhile.
+// Source is a data set in one format. It holds no file open but while Samples runs. Its
+// methods are for one goroutine at a time, but Load and Release of several samples may
+// run meanwhile.
 type Source interface {
 	// Format is the name --format knows it by.
 	Format() string
@@ -48,8 +49,8 @@ type Source interface {
 	Estimate() Estimate
 	// Exact says that its columns are all that there are to be, as in an export.
 	Exact() bool
-	// Samples yields the samples split by split, in an order that depends on
-	// nothing but names and content. An error ends it: the source as a whole cannot be read.
+	// Samples yields the samples split by split, in an order that depends on nothing but
+	// names and content. An error ends it: the source as a whole cannot be read.
 	Samples(ctx context.Context) iter.Seq2[Sample, error]
 }
 
@@ -99,7 +100,8 @@ type Sample struct {
 	At []Extent
 	// Size bounds the bytes of all blobs, for the memory Load will take.
 	Size int64
-	// Blobs is the content by blob column, nil being null, unless Load is set. It is nil where it was not read.
+	// Blobs is the content by blob column, nil being null, unless Load is set. It is nil
+	// where it was not read.
 	Blobs [][]byte
 	// Load reads the content where Blobs does not have it yet. It may be called
 	// from another goroutine, once. Its error is why the sample is bad.
@@ -109,7 +111,8 @@ type Sample struct {
 	Release func()
 	// Bad says why the sample cannot be imported, "" if nothing is known against it.
 	Bad string
-	// Known, if it is not nil, has the sample's blobs and all its columns; Meta, At, Size, Blobs and Load are then not set.
+	// Known, if it is not nil, has the sample's blobs and all its columns; Meta, At,
+	// Size, Blobs and Load are then not set.
 	Known *Known
 }
 
@@ -134,27 +137,32 @@ type Options struct {
 	Split string
 	// PathColumn is the column of a table that holds paths; "" recognises it.
 	PathColumn string
-	// Outside takes files outside of the folder of the data set, to which its links and paths lead. The author of the
-	// data set names them, and has not handed them over.
+	// Outside takes files outside of the folder of the data set, to which its links and
+	// paths lead. The author of the data set names them, and has not handed them over.
 	Outside bool
-	// Bucket opens the bucket that a URL names; nil opens it with what the environment has of credentials.
+	// Bucket opens the bucket that a URL names; nil opens it with what the environment
+	// has of credentials.
 	Bucket func(ctx context.Context, url string) (object.Bucket, error)
 	// With Walk, samples have the extents of their blobs, which are not read, in the
 	// formats that allow it (see Source.Walked): folders and tables of paths by the list
 	// of the bucket, tars by their headers. Blobs are nil then, as are the columns that
 	// would be made of them. A format's metadata is read.
 	Walk bool
-	// Decide, if it is not nil, says whether to walk, in the place of Walk, where that is anything else than reading through.
+	// Decide, if it is not nil, says whether to walk, in the place of Walk, where that is
+	// anything else than reading through.
 	Decide func(Estimate) bool
-	// Kept is called when the objects of a bucket are listed, and returns what is known of those that have not changed; nil
-	// if all of them are to be read. Formats of shards ask it: tars, Parquet, MDS, LitData and TensorFlow's records.
+	// Kept is called when the objects of a bucket are listed, and returns what is known
+	// of those that have not changed; nil if all of them are to be read. Formats of
+	// shards ask it: tars, Parquet, MDS, LitData and TensorFlow's records.
 	Kept func(format, bucket string, objects []schema.Object) (Kept, error)
-	// Inventory is a list of the objects of the bucket that is read in the place of listing it; "" lists it. It is a path or
-	// URL: manifest.json of an inventory of S3, msc_manifest_index.json of the Multi-Storage Client, or a list of keys.
+	// Inventory is a list of the objects of the bucket that is read in the place of
+	// listing it; "" lists it. It is a path or URL: manifest.json of an inventory of S3,
+	// msc_manifest_index.json of the Multi-Storage Client, or a list of keys.
 	Inventory string
 	// Index says what is taken from indexes next to tars in a bucket; IndexAll if empty.
 	Index UseIndex
-	// Begin is called when it is known what there is to read, and not much was read yet. Its error ends Open.
+	// Begin is called when it is known what there is to read, and not much was read yet.
+	// Its error ends Open.
 	Begin func(Estimate) error
 	// Columns are the columns of the source that are read; empty means all of them. A *
 	// stands for any text. The columns by which samples are found (a table's paths and
@@ -163,15 +171,19 @@ type Options struct {
 	Columns []string
 	// LeaveOut are columns that are not read, or not made, whatever Columns says.
 	LeaveOut []string
-	// Text are columns of text tables and keys of JSON whose values are text, whatever they look like.
+	// Text are columns of text tables and keys of JSON whose values are text, whatever
+	// they look like.
 	Text []string
 	// Spread makes as many blob columns of a column of lists of blobs, by its name.
 	Spread map[string]int
-	// AsMetadata are columns whose lists or structs hold bytes and which are metadata all the same.
+	// AsMetadata are columns whose lists or structs hold bytes and which are metadata all
+	// the same.
 	AsMetadata []string
-	// Tokens are the types of token ids, by columns of bytes that hold such: each becomes a list of that type.
+	// Tokens are the types of token ids, by columns of bytes that hold such: each becomes
+	// a list of that type.
 	Tokens map[string]string
-	// TokenBlobs has the token ids of a sample be a blob where the format has them in one piece, in the place of a list.
+	// TokenBlobs has the token ids of a sample be a blob where the format has them in one
+	// piece, in the place of a list.
 	TokenBlobs bool
 
 	choice *choice // Columns, LeaveOut and Text, of the source that Open opens
@@ -228,9 +240,9 @@ func Formats() []string {
 	return names
 }
 
-// Open opens the data set at path: a file, a directory, or for tars also a
-// pattern such as "train-{0000..0011}.tar"; on this machine, or in a bucket, by a URL. schema.ErrInvalid if it is in
-// no known format.
+// Open opens the data set at path: a file, a directory, or for tars also a pattern such
+// as "train-{0000..0011}.tar"; on this machine, or in a bucket, by a URL.
+// schema.ErrInvalid if it is in no known format.
 func Open(ctx context.Context, path string, opts Options) (Source, error) {
 	named := path
 	files, path, err := openFiles(ctx, path, opts)

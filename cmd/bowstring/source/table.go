@@ -40,7 +40,8 @@ func (r *badRow) sample() Sample { return Sample{Key: r.at.String(), Bad: r.reas
 const (
 	// maxColumns bounds the columns that come from the keys of JSON objects.
 	maxColumns = 1000
-	// maxBadRows bounds the rows that cannot be read: a file with more of them is no table.
+	// maxBadRows bounds the rows that cannot be read: a file with more of them is no
+	// table.
 	maxBadRows = 1 << 20
 )
 
@@ -389,7 +390,8 @@ func (t *looseTable) header(d *delimited) (columns []int, err error) {
 	return columns, nil
 }
 
-// unfit says why the cells of a record are none of the columns. More cells than these hold nothing, if they may be.
+// unfit says why the cells of a record are none of the columns. More cells than these
+// hold nothing, if they may be.
 func (d *delimited) unfit(columns []int) string {
 	extra := d.cells[min(len(columns), len(d.cells)):]
 	if len(d.cells) < len(columns) || slices.ContainsFunc(extra, func(c rawCell) bool { return c != rawCell{} }) {
@@ -447,7 +449,8 @@ func (t *looseTable) build() (*table, error) {
 	return out, nil
 }
 
-// Frame is a table whose cells are all that there is: none is a path to a file that would be read.
+// Frame is a table whose cells are all that there is: none is a path to a file that would
+// be read.
 type Frame struct {
 	Schema  *arrow.Schema
 	Columns []arrow.Array

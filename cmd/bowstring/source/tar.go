@@ -18,8 +18,8 @@ import (
 // maxMemberName bounds the name of a member, in bytes. Keys are kept in memory.
 const maxMemberName = 4096
 
-// tarReader reads a tar, compressed or not. Tars that were joined by cat are read as one: the mark at which a tar ends
-// says nothing about what follows.
+// tarReader reads a tar, compressed or not. Tars that were joined by cat are read as one:
+// the mark at which a tar ends says nothing about what follows.
 type tarReader struct {
 	members *tar.Reader // of the tar that is being read
 	in      *tarInput
@@ -35,8 +35,8 @@ type tarReader struct {
 // errReached says that reading has come to where it was to end.
 var errReached = errors.New("the next part of the tar begins")
 
-// openTarAt opens a tar that is not compressed, to read headers from one that begins at a byte on. It closes the file if
-// there is an error.
+// openTarAt opens a tar that is not compressed, to read headers from one that begins at a
+// byte on. It closes the file if there is an error.
 func openTarAt(f *File, at int64) (*tarReader, error) {
 	if _, err := f.Seek(at, io.SeekStart); err != nil {
 		return nil, errors.Join(err, f.Close())
@@ -54,8 +54,9 @@ func readTar(f *File, err error) (*tarReader, error) {
 	return openTar(f, false)
 }
 
-// openTar opens a tar, and closes the file if there is an error. If seek is set and the tar is not compressed, members
-// that are not read are passed over without reading; its end is then not checked.
+// openTar opens a tar, and closes the file if there is an error. If seek is set and the
+// tar is not compressed, members that are not read are passed over without reading; its
+// end is then not checked.
 func openTar(f *File, seek bool) (_ *tarReader, err error) {
 	buffer := 32 << 10
 	if seek {
@@ -100,7 +101,8 @@ func (t *tarReader) begin(first []byte) {
 	}
 }
 
-// header returns the next member's header, also that of a tar behind the end mark of another.
+// header returns the next member's header, also that of a tar behind the end mark of
+// another.
 func (t *tarReader) header() (*tar.Header, error) {
 	for {
 		if t.ended {
@@ -110,7 +112,8 @@ func (t *tarReader) header() (*tar.Header, error) {
 		}
 		h, err := t.members.Next()
 		if errors.Is(err, tar.ErrHeader) && t.in.before >= tarBlock && t.in.zeros < tarBlock {
-			// Some programs end a tar with a single block of zeros: another tar may stand behind it.
+			// Some programs end a tar with a single block of zeros: another tar may stand
+			// behind it.
 			t.begin(bytes.Clone(t.in.last[:]))
 			h, err = t.members.Next()
 		}
@@ -131,7 +134,8 @@ func (t *tarReader) header() (*tar.Header, error) {
 	}
 }
 
-// nextTar reads on behind an end mark. io.EOF if only zeros follow, which is how tars are padded.
+// nextTar reads on behind an end mark. io.EOF if only zeros follow, which is how tars are
+// padded.
 func (t *tarReader) nextTar() error {
 	for {
 		at, block := t.in.n, make([]byte, tarBlock)
@@ -152,8 +156,8 @@ func (t *tarReader) nextTar() error {
 	}
 }
 
-// checkEnd looks, once all was read, whether there was the mark at which a tar ends, two blocks of zeros. tar.Reader
-// does without.
+// checkEnd looks, once all was read, whether there was the mark at which a tar ends, two
+// blocks of zeros. tar.Reader does without.
 func (t *tarReader) checkEnd() error {
 	if t.in.zeros < 2*tarBlock || t.in.n-t.dataEnd < 2*tarBlock {
 		return fmt.Errorf("%w: no end-of-archive mark", errCut)
@@ -172,7 +176,8 @@ type tarMember struct {
 	problem string // why it cannot be imported, "" if it can
 }
 
-// contentAt is where the content of the member begins whose header was read last, -1 if the tar is compressed.
+// contentAt is where the content of the member begins whose header was read last, -1 if
+// the tar is compressed.
 func (t *tarReader) contentAt() int64 {
 	if t.packed {
 		return -1
@@ -221,7 +226,8 @@ func (t *tarReader) next() (m tarMember, err error) {
 	}
 }
 
-// memberNamed is a member by its name in a header. It is false of one that belongs to no sample.
+// memberNamed is a member by its name in a header. It is false of one that belongs to no
+// sample.
 func memberNamed(in string) (m tarMember, ok bool) {
 	name := strings.TrimPrefix(path.Clean(filepath.ToSlash(in)), "/")
 	dir, base := path.Split(name)

@@ -20,11 +20,11 @@ type TarIndex string
 
 // Indexes of tars that other tools read.
 const (
-	// EnergonIndex is that of Megatron-Energon, NAME.tar.idx: where the first header of each sample begins, and where the
-	// last sample ends, as little-endian uint64.
+	// EnergonIndex is that of Megatron-Energon, NAME.tar.idx: where the first header of
+	// each sample begins, and where the last sample ends, as little-endian uint64.
 	EnergonIndex TarIndex = "energon"
-	// DALIIndex is that of DALI's wds2idx, version 1.2, NAME.idx: a line of text for each sample, with extension, offset,
-	// size and name of each of its members.
+	// DALIIndex is that of DALI's wds2idx, version 1.2, NAME.idx: a line of text for each
+	// sample, with extension, offset, size and name of each of its members.
 	DALIIndex TarIndex = "dali"
 )
 

@@ -23,9 +23,10 @@ import (
 	"bowstring/schema"
 )
 
-// tfRecords are files of TensorFlow's records. Each record is a tf.train.Example: features by name, each a list of
-// bytes, of floats or of integers. A record is its length, the checksum of that, its bytes and their checksum; the
-// checksums are CRC-32C, masked. A file may be compressed as a whole by gzip.
+// tfRecords are files of TensorFlow's records. Each record is a tf.train.Example:
+// features by name, each a list of bytes, of floats or of integers. A record is its
+// length, the checksum of that, its bytes and their checksum; the checksums are CRC-32C,
+// masked. A file may be compressed as a whole by gzip.
 //
 // No record says what the others hold, so all are read when the source is opened.
 type tfRecords struct {
@@ -100,7 +101,8 @@ func (l *layout) detectTFRecord() bool {
 	return l.any(func(name string) bool { return isTFRecord(filepath.Base(name)) })
 }
 
-// isTFRecord says whether a file holds records, by its name: x.tfrecord, x.tfrecords.gz, x.tfrecord-00000-of-00010.
+// isTFRecord says whether a file holds records, by its name: x.tfrecord, x.tfrecords.gz,
+// x.tfrecord-00000-of-00010.
 func isTFRecord(name string) bool {
 	for part := range strings.SplitSeq(strings.ToLower(name), ".") {
 		part, _, _ = strings.Cut(part, "-")
@@ -312,7 +314,8 @@ type namedColumn struct {
 	name string
 }
 
-// blobColumns are those that a feature of blobs becomes: one, or one for each of its values.
+// blobColumns are those that a feature of blobs becomes: one, or one for each of its
+// values.
 func (f *tfFeature) blobColumns(name string, n int, asked bool) ([]namedColumn, error) {
 	if !asked {
 		n = f.most
@@ -370,7 +373,8 @@ func (s *tfRecords) paths() (all []string) {
 	return all
 }
 
-// sample makes a sample of a record, whose bytes begin at a byte of the file, or of what that is decoded.
+// sample makes a sample of a record, whose bytes begin at a byte of the file, or of what
+// that is decoded.
 func (s *tfRecords) sample(sh *tfShard, n, at int64, buf []byte, err error) Sample {
 	out := Sample{Key: tfKey(&sh.shard, n), Split: sh.split, Size: int64(len(buf)),
 		Release: func() { buffers.put(buf) }}
@@ -434,8 +438,9 @@ func (s *tfShard) extent(files *Files, at, size int64) Extent {
 // errNoRecord is what stands where a record should.
 var errNoRecord = errors.New("no record of TensorFlow")
 
-// read hands each record of a file to visit: its number, where its bytes begin, and these, in a buffer that then is
-// visit's; or what is wrong with it. It returns what is wrong with the file, or the error of visit.
+// read hands each record of a file to visit: its number, where its bytes begin, and
+// these, in a buffer that then is visit's; or what is wrong with it. It returns what is
+// wrong with the file, or the error of visit.
 func (s *tfRecords) read(ctx context.Context, from sequence, sh *tfShard,
 	visit func(i, at int64, buf []byte, err error) error) error {
 	f, err := from.open(sh.path)
@@ -558,7 +563,8 @@ func parseExample(record []byte) (map[string]tfValues, error) {
 	return values, err
 }
 
-// parseFeature reads an entry of the map of features, which begins at a byte of the record.
+// parseFeature reads an entry of the map of features, which begins at a byte of the
+// record.
 func parseFeature(entry []byte, begin int) (name string, v tfValues, err error) {
 	err = eachField(entry, begin, func(num protowire.Number, typ protowire.Type, at int, b []byte, _ uint64) error {
 		switch {
@@ -623,8 +629,8 @@ func (v *tfValues) parse(list []byte, begin int) error {
 	})
 }
 
-// eachField calls f for the fields of a message that begins at a byte of the record: with the bytes of one that has
-// them, and where these begin, or with the number of another.
+// eachField calls f for the fields of a message that begins at a byte of the record: with
+// the bytes of one that has them, and where these begin, or with the number of another.
 func eachField(message []byte, begin int, f func(num protowire.Number, typ protowire.Type, at int, b []byte,
 	n uint64) error) error {
 	for rest := message; len(rest) > 0; {

@@ -12,8 +12,8 @@ import (
 	"bowstring/schema"
 )
 
-// Numbers are the values of a list of integers, as bytes in little-endian order. A list of thousands of token ids is no
-// list of thousands of Go values.
+// Numbers are the values of a list of integers, as bytes in little-endian order. A list
+// of thousands of token ids is no list of thousands of Go values.
 type Numbers []byte
 
 // countColumn is the column that has the number of tokens of each sample.
@@ -134,20 +134,23 @@ func (r *Reader) addTokenCount(own []arrow.Field) error {
 // tokensKey is the metadata of a field of blobs that are token ids, and says their type.
 const tokensKey = "bowstring.tokens"
 
-// tokenBlobField is the field of blobs that are token ids of a type, in little-endian order.
+// tokenBlobField is the field of blobs that are token ids of a type, in little-endian
+// order.
 func tokenBlobField(name string, t arrow.DataType) arrow.Field {
 	f := schema.BlobField(name, "", false)
 	f.Metadata = arrow.NewMetadata(append(f.Metadata.Keys(), tokensKey), append(f.Metadata.Values(), t.Name()))
 	return f
 }
 
-// asTokens has columns of bytes that Options.Tokens names become lists, and notes which of these there are.
+// asTokens has columns of bytes that Options.Tokens names become lists, and notes which
+// of these there are.
 type asTokens struct {
 	types map[string]string
 	found map[string]bool
 }
 
-// decoder is that of a column of bytes that holds token ids; nil types where it holds none.
+// decoder is that of a column of bytes that holds token ids; nil types where it holds
+// none.
 func (a *asTokens) decoder(name string) (arrow.DataType, func([]byte) (any, error), error) {
 	named, ok := a.types[name]
 	if !ok {
@@ -175,7 +178,8 @@ func (a *asTokens) check() error {
 	return nil
 }
 
-// listBytes is what lists of numbers among the values of a sample take, in the batch that they go into.
+// listBytes is what lists of numbers among the values of a sample take, in the batch that
+// they go into.
 func listBytes(meta []any) (n int64) {
 	for _, v := range meta {
 		switch v := v.(type) {

@@ -8,7 +8,8 @@ import (
 	"bowstring/schema"
 )
 
-// maxUnit bounds a unit, compressed and decoded: all of it is in memory while a blob is taken out of it.
+// maxUnit bounds a unit, compressed and decoded: all of it is in memory while a blob is
+// taken out of it.
 const maxUnit = parquet.MaxPage
 
 // inUnit is the extent of bytes of a decoded unit of a file.

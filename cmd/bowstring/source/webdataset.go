@@ -24,8 +24,9 @@ const (
 	maxText = 16 << 20
 )
 
-// webDataset is a set of tars whose consecutive members with the same name up to
-// the first dot behind the last slash make a sample, the rest of the name saying what each is:
+// webDataset is a set of tars whose consecutive members with the same name up to the
+// first dot behind the last slash make a sample, the rest of the name saying what each
+// is:
 //
 //	jpg, png and other images      blob column image, also of members mask.png: mask
 //	wav, flac and other audio      blob column audio
@@ -340,8 +341,8 @@ func (s *webDataset) Samples(ctx context.Context) iter.Seq2[Sample, error] {
 
 func (l *layout) detectWebDataset() bool { return l.any(isTarName) }
 
-// jsonKey names a value of JSON members: a key of the objects that members with an extension hold, or the whole of
-// those that hold something else.
+// jsonKey names a value of JSON members: a key of the objects that members with an
+// extension hold, or the whole of those that hold something else.
 type jsonKey struct {
 	ext, key string
 	whole    bool
@@ -370,8 +371,8 @@ func (k jsonKey) compare(other jsonKey) int {
 		whole(k)-whole(other), cmp.Compare(k.key, other.key))
 }
 
-// parseJSONMember reads a member that holds JSON: the keys of an object as parseObject has them, or a list, a text, a
-// number or a truth value as one. null holds nothing.
+// parseJSONMember reads a member that holds JSON: the keys of an object as parseObject
+// has them, or a list, a text, a number or a truth value as one. null holds nothing.
 func parseJSONMember(ext, text string) (map[jsonKey]written, error) {
 	values := map[jsonKey]written{}
 	p := jsonParser{in: text}
@@ -423,7 +424,8 @@ type foundKey struct {
 	apart string // how its members are apart, "" if they do not
 }
 
-// group is a run of members with one key and different extensions: a sample, if there is no other of that key.
+// group is a run of members with one key and different extensions: a sample, if there is
+// no other of that key.
 type group struct {
 	key string
 	has map[string]bool // extensions
@@ -555,8 +557,9 @@ func (f *survey) place(n int, g group, exts []string) {
 func sampleKey(sh shard, key string) string { return path.Join(sh.split, key) }
 
 // refused says of extensions why their members cannot be imported. Words before the last
-// dot of an extension may be the end of a key, as in john.smith.jpg: they are taken for a column's
-// name only where several samples have it, or one has it beside a plain extension.
+// dot of an extension may be the end of a key, as in john.smith.jpg: they are taken for a
+// column's name only where several samples have it, or one has it beside a plain
+// extension.
 func (f *survey) refused() map[string]string {
 	out := map[string]string{}
 	for ext := range f.extensions {
@@ -648,7 +651,8 @@ func (r *tarSamples) read(ctx context.Context) (err error) {
 	return context.Cause(ctx)
 }
 
-// headers begins to read the headers of the tars, and what is metadata in them; nil where all is read.
+// headers begins to read the headers of the tars, and what is metadata in them; nil where
+// all is read.
 func (s *webDataset) headers(ctx context.Context) *feed {
 	if !s.walked {
 		return nil

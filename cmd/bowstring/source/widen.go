@@ -10,7 +10,8 @@ import (
 	"github.com/apache/arrow/go/v17/arrow/memory"
 )
 
-// unify returns the type that holds the values of both types without loss, and whether there is one.
+// unify returns the type that holds the values of both types without loss, and whether
+// there is one.
 func unify(a, b arrow.DataType) (arrow.DataType, bool) {
 	switch {
 	case arrow.TypeEqual(a, b):
@@ -132,8 +133,8 @@ func unifyStructs(a, b *arrow.StructType) (arrow.DataType, bool) {
 	return arrow.StructOf(fields...), true
 }
 
-// storedType is the type that a dataset has for values of a type: where no value was ever seen, text; and small
-// offsets for bytes that are within other values.
+// storedType is the type that a dataset has for values of a type: where no value was ever
+// seen, text; and small offsets for bytes that are within other values.
 func storedType(t arrow.DataType, top bool) arrow.DataType {
 	elem := func(f arrow.Field) arrow.Field {
 		return arrow.Field{Name: f.Name, Type: storedType(f.Type, false), Nullable: f.Nullable}
@@ -159,8 +160,8 @@ func storedType(t arrow.DataType, top bool) arrow.DataType {
 	return t
 }
 
-// widen makes an array of a type that unify or storedType gave. It fails where a value is none of that type, as
-// timestamps of a smaller unit may be.
+// widen makes an array of a type that unify or storedType gave. It fails where a value is
+// none of that type, as timestamps of a smaller unit may be.
 func widen(ctx context.Context, a arrow.Array, to arrow.DataType) (arrow.Array, error) {
 	from := a.DataType()
 	if arrow.TypeEqual(from, to) {
@@ -227,7 +228,8 @@ func widen(ctx context.Context, a arrow.Array, to arrow.DataType) (arrow.Array, 
 	return array.MakeFromData(wide), nil
 }
 
-// fixedOffsets are offsets of lists that all have one length, from the first that the array's memory holds.
+// fixedOffsets are offsets of lists that all have one length, from the first that the
+// array's memory holds.
 func fixedOffsets(a *array.FixedSizeList) *memory.Buffer {
 	n := a.DataType().(*arrow.FixedSizeListType).Len()
 	offsets := make([]int32, a.Data().Offset()+a.Len()+1)

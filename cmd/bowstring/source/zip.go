@@ -110,7 +110,8 @@ func (z *zipped) top(path string) string {
 	}
 }
 
-// zipHeader is the size of the header before a member, without the name and the extra field.
+// zipHeader is the size of the header before a member, without the name and the extra
+// field.
 const zipHeader = 30
 
 // headerFinder is what archive/zip reads a zip from. Once in is nil, each header is one
