@@ -95,8 +95,8 @@ def test_language_model(start: StartNode, tmp_path: Path) -> None:
         ("quickstart.py", "step 4"),
         ("resume.py", "270 samples, 270 of them different, 270 expected"),
         ("selections.py", "10 selected"),
-        ("plain_pyarrow/quickstart.py", "step 4"),
-        ("plain_pyarrow/resume.py", "300 of them different, 300 expected"),
+        ("plain_pyarrow/epoch.py", "step 4"),
+        ("plain_pyarrow/continue_elsewhere.py", "300 of them different, 300 expected"),
         ("plain_pyarrow/polars_metadata.py", "motorcycle"),
     ],
 )

@@ -1,4 +1,4 @@
-"""The shortest use of a Bowstring server: python examples/plain_pyarrow/quickstart.py grpc://127.0.0.1:8815 photos."""
+"""The shortest use of a Bowstring server: python examples/plain_pyarrow/epoch.py grpc://127.0.0.1:8815 photos."""
 
 import json
 import sys

@@ -1,6 +1,6 @@
 """Stop in the middle of an epoch and go on later, elsewhere, from one small piece of JSON.
 
-    python examples/plain_pyarrow/resume.py grpc://127.0.0.1:8815 photos
+    python examples/plain_pyarrow/continue_elsewhere.py grpc://127.0.0.1:8815 photos
 
 Every batch carries the ticket of what comes after it. A checkpoint of the training job that keeps
 this ticket resumes exactly there, on any server that has the dataset: the server keeps no state.
