@@ -77,7 +77,8 @@ func (s *Store) peek(ctx context.Context, name string, rows ...string) (*dataset
 	return s.memo.decode(name, p)
 }
 
-// missing says which dataset or snapshot there is not, and which there are.
+// missing returns the schema.ErrNotFound of a dataset or snapshot, which lists those that
+// exist.
 func (s *Store) missing(ctx context.Context, dataset string, number int64) error {
 	list, err := s.datasets(ctx)
 	if err != nil {
@@ -118,8 +119,8 @@ func (s *Store) Snapshot(ctx context.Context, dataset string, number int64) (*sc
 	}
 }
 
-// snapshot reads one and holds it, nil if there is none or it was dropped. Its row may
-// be known, as that of one that has just been found to be there.
+// snapshot reads a snapshot and holds it for this process. It returns nil if the snapshot
+// does not exist or was dropped. known is its row, if the caller has just read it.
 func (s *Store) snapshot(ctx context.Context, dataset string, number int64,
 	known *snapshotRecord) (*schema.Snapshot, error) {
 	row := snapshotRow(number)
@@ -141,8 +142,9 @@ func (s *Store) snapshot(ctx context.Context, dataset string, number int64,
 	} else if r, live, err = reload(); err != nil || !live {
 		return nil, err
 	}
-	// The process announces that it reads the snapshot, and looks again afterwards: either a
-	// collection sees the announcement, or this call sees that the snapshot was dropped.
+	// The process announces that it reads the snapshot, and then reads the row again. So
+	// either a collection sees the announcement, or this call sees that the snapshot was
+	// dropped.
 	if s.hold(snapshotName(dataset, number)) {
 		if err := s.renew(ctx); err != nil {
 			return nil, err
@@ -166,8 +168,10 @@ func (s *Store) snapshot(ctx context.Context, dataset string, number int64,
 	return snap, err
 }
 
-// record reads a snapshot's record. The catalog is asked about a snapshot far more often than a record changes, so what
-// a record decodes to is remembered. It is shared and never changed; the caller gets a copy of its top.
+// record reads a snapshot's record. Callers ask for the same snapshots far more often
+// than records change, so decoded records are cached. A cached record is shared and never
+// changed; the caller gets a copy of its top level. A missing record is a
+// schema.ErrDataLoss.
 func (s *Store) record(ctx context.Context, dataset string, number int64, r snapshotRecord) (*schema.Snapshot, error) {
 	if r.Blob == nil {
 		name := snapshotName(dataset, number)
@@ -182,7 +186,7 @@ func (s *Store) record(ctx context.Context, dataset string, number int64, r snap
 	}
 	blob, err := s.db.Read(ctx, *r.Blob)
 	if errors.Is(err, schema.ErrNotFound) {
-		gone := err.Error() // what is missing here is lost, not absent
+		gone := err.Error() // not wrapped: a record that is missing here is lost, not absent
 		return nil, fmt.Errorf("%w: the record of snapshot %s is gone: %s", schema.ErrDataLoss,
 			snapshotName(dataset, number), gone)
 	} else if err != nil {
@@ -316,7 +320,7 @@ func (s *Store) RenewSelection(ctx context.Context, dataset, name string, until 
 	return err
 }
 
-// tagList lists a dataset's tags, sorted.
+// tagList lists the tags of a dataset, sorted by name.
 func (d *datasetState) tagList() []store.Tag {
 	var list []store.Tag
 	for _, name := range slices.Sorted(maps.Keys(d.tags)) {
@@ -325,8 +329,8 @@ func (d *datasetState) tagList() []store.Tag {
 	return list
 }
 
-// Tag gives a snapshot a name, which Drop and retention respect. The name of
-// another snapshot of the dataset moves to this one.
+// Tag gives a snapshot a name. Drop and retention keep snapshots that have one. If
+// another snapshot of the dataset has the name, the name moves to this one.
 func (s *Store) Tag(ctx context.Context, dataset, name string, number int64) error {
 	if err := s.enter(ctx); err != nil {
 		return err

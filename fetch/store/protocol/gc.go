@@ -14,8 +14,8 @@ import (
 	"bowstring/schema"
 )
 
-// GC implements store.Store. One collection runs at a time in a store, others
-// are a schema.ErrUnavailable that says who collects. Blobs that an import left
+// GC implements store.Store. One collection runs at a time in a store. If another process
+// collects, the error is a schema.ErrUnavailable that names it. Blobs that an import left
 // unfinished are removed and not counted.
 func (s *Store) GC(ctx context.Context, opts store.GCOptions, inUse func() []*schema.Snapshot) (store.GCReport, error) {
 	if err := s.enter(ctx); err != nil {
@@ -24,6 +24,7 @@ func (s *Store) GC(ctx context.Context, opts store.GCOptions, inUse func() []*sc
 	defer s.calls.done()
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
+	// Close of the store cancels the collection.
 	s.tasks.start(s.env, func() {
 		if s.env.Wait(ctx, s.ctx.Done(), -1) == nil {
 			cancel(context.Cause(s.ctx))
@@ -43,7 +44,8 @@ func (s *Store) GC(ctx context.Context, opts store.GCOptions, inUse func() []*sc
 	return c.report, nil
 }
 
-// collection is one run of GC.
+// collection is one run of GC. The goroutine of GC runs it. Its steps call the database
+// from several goroutines, which share only what mu guards, and the marks.
 type collection struct {
 	s     *Store
 	opts  store.GCOptions
@@ -52,23 +54,24 @@ type collection struct {
 
 	id    string
 	epoch Epoch
-	seen  int64 // version of the control partition when a dry run began
-	// before is the epoch of which deletions may still be on their way, from a
-	// collection that did not come to its end.
+	seen  int64 // in a dry run, the version of the control partition when it began
+	// before is the epoch of a failed collection whose deletions may still arrive; 0 if
+	// there is none.
 	before Epoch
 	// keep is the oldest epoch whose touches protect a blob.
 	keep  Epoch
 	roots roots
 	using map[string]bool // snapshots that the caller of GC reads
-	early roots           // planted
+	early roots           // of a planted mistake
 
 	mu       sync.Mutex
 	report   store.GCReport
-	leftover bool // Unclean stays at before, as blobs were met that a dead collection may still remove
+	leftover bool // blobs were found that a failed collection may still remove, so Unclean stays at before
 }
 
-// run announces an epoch, collects, and records the end. After a failure it records an end that
-// is not whole, so that the next collection need not wait until this one lapses.
+// run announces an epoch, collects, and records the end. After a failure it records that
+// the collection has failed, so that the next one need not wait until this process's row
+// lapses.
 func (c *collection) run(ctx context.Context) error {
 	if c.opts.DryRun {
 		return c.dryRun(ctx)
@@ -95,7 +98,8 @@ func (c *collection) rootsEarly(ctx context.Context) error {
 	return err
 }
 
-// dryRun counts what a collection would find, which it does not begin.
+// dryRun counts what a collection would find. It announces nothing and deletes nothing,
+// so its counts may be outdated.
 func (c *collection) dryRun(ctx context.Context) error {
 	p, err := c.s.db.Peek(ctx, Control)
 	if err != nil {
@@ -112,8 +116,9 @@ func (c *collection) dryRun(ctx context.Context) error {
 	return c.overtaken(ctx, c.passes(ctx))
 }
 
-// overtaken says so of a collection that has failed because another has begun,
-// which may have removed what this one was reading.
+// overtaken returns the error of a collection that has failed because it found missing
+// data. If another collection has begun, that one may have removed the data, and the
+// error is a schema.ErrUnavailable. Otherwise the data is lost.
 func (c *collection) overtaken(ctx context.Context, err error) error {
 	s := c.s
 	if !errors.Is(err, schema.ErrDataLoss) {
@@ -144,7 +149,7 @@ func (c *collection) announce(ctx context.Context) error {
 	c.id = newID(s.env)
 	return c.swap(ctx, func(state *control) error {
 		if state.Run == c.id {
-			c.epoch = state.Epoch // which of several attempts was made
+			c.epoch = state.Epoch // an earlier attempt of this loop was made
 			return nil
 		}
 		if state.Run != "" && state.Member != s.member.id {
@@ -167,7 +172,7 @@ func (c *collection) announce(ctx context.Context) error {
 	})
 }
 
-// epochAfter is that of a collection which begins now.
+// epochAfter is the epoch of a collection that begins now.
 func (s *Store) epochAfter(state control) Epoch {
 	next := state.Epoch + 1
 	if s.options.LeastEpoch != nil {
@@ -176,8 +181,9 @@ func (s *Store) epochAfter(state control) Epoch {
 	return next
 }
 
-// swap changes the state of collections, and takes note of it. change is called
-// again if another swap came first or the outcome is not known.
+// swap changes the state of collections, and learns the new state. change is called again
+// if another swap came first or the outcome is unknown, so it must recognize its own
+// change. A call that changes nothing ends the loop.
 func (c *collection) swap(ctx context.Context, change func(state *control) error) error {
 	s := c.s
 	for try := 0; ; try++ {
@@ -212,11 +218,13 @@ func (c *collection) swap(ctx context.Context, change func(state *control) error
 				return err
 			}
 		}
-		// Loaded again, to see what it came to, and for puts here to know it.
+		// Load the partition again, for the outcome, and so that puts of this process
+		// know it.
 	}
 }
 
-// collect is what a collection does between its beginning and its end.
+// collect runs the steps of a collection between its announcement and its end. Their
+// order is what makes it safe: see the package documentation.
 func (c *collection) collect(ctx context.Context) error {
 	s := c.s
 	// Once all processes have agreed, each put writes in this epoch or knows that it must not
@@ -227,6 +235,8 @@ func (c *collection) collect(ctx context.Context) error {
 	if err := c.findRoots(ctx); err != nil {
 		return err
 	}
+	// Nothing is deleted before it is certain that the roots belong to the running
+	// collection.
 	if err := c.confirm(ctx); err != nil {
 		return err
 	}
@@ -242,8 +252,10 @@ func (c *collection) collect(ctx context.Context) error {
 	return nil
 }
 
-// end records that the collection has ended, and whether it covered the whole store. If
-// the record cannot be written, other processes later take the collection for dead.
+// end records that the collection has ended, and whether it covered the whole store. If a
+// failure cannot be recorded, end logs that: other processes take the collection for
+// running until this process ends or collects again. After a failure it has leaveWithin,
+// even if ctx has ended.
 func (c *collection) end(ctx context.Context, whole bool) error {
 	s := c.s
 	if !whole {
@@ -254,7 +266,7 @@ func (c *collection) end(ctx context.Context, whole bool) error {
 	err := c.swap(ctx, func(state *control) error {
 		switch {
 		case state.Run == c.id:
-		case state.Epoch == c.epoch && state.Run == "":
+		case state.Epoch == c.epoch && state.Run == "": // an earlier attempt, whose answer was lost, was made
 			return nil // an attempt whose answer was lost
 		default:
 			return fmt.Errorf("%w: %s has taken the collection for dead and begun another", schema.ErrUnavailable,
@@ -262,6 +274,8 @@ func (c *collection) end(ctx context.Context, whole bool) error {
 		}
 		state.Run, state.Member, state.Holder = "", "", ""
 		state.Ended = s.env.Now().UTC().Truncate(time.Microsecond)
+		// Unclean stays at this epoch after a failure, because deletions may still
+		// arrive.
 		if s.planted(bugUncleanForgotten) {
 			state.Unclean = c.before
 		}
@@ -282,7 +296,7 @@ func (c *collection) end(ctx context.Context, whole bool) error {
 	return err
 }
 
-// members lists the processes at work by their ids.
+// members lists the running processes by their ids.
 func (s *Store) members(ctx context.Context) (map[string]Member, error) {
 	list, err := s.db.Members(ctx)
 	if err != nil {
@@ -295,7 +309,8 @@ func (s *Store) members(ctx context.Context) (map[string]Member, error) {
 	return members, nil
 }
 
-// agree waits until every process at work knows of the collection.
+// agree waits until every running process has acknowledged the collection's epoch. Rows
+// that lapse while it waits do not count.
 func (c *collection) agree(ctx context.Context) error {
 	s := c.s
 	if err := s.renew(ctx); err != nil {
@@ -303,6 +318,7 @@ func (c *collection) agree(ctx context.Context) error {
 	}
 	logged := false
 	for {
+		// wake is read before the rows, so that no wake-up is missed.
 		s.member.mu.Lock()
 		wake := s.member.wake
 		s.member.mu.Unlock()
@@ -332,7 +348,7 @@ func (c *collection) agree(ctx context.Context) error {
 			return err
 		}
 		select {
-		case <-wake: // the last put here that did not know has ended
+		case <-wake: // the last put of this process that did not know of the collection has ended
 			if err := s.renew(ctx); err != nil {
 				return err
 			}
@@ -341,10 +357,11 @@ func (c *collection) agree(ctx context.Context) error {
 	}
 }
 
-// confirm makes sure, by the database, that no other collection had begun when the roots
-// were loaded. If one had, its roots may be older than these: a blob that it found live
-// may have been dropped since, and is dead here. A put would not store that blob again,
-// as the other collection has found it live, and this one could delete it at any time.
+// confirm checks in the database, after the roots were loaded, that no other collection
+// has begun. If one has, it took this one for dead, and its roots may be older than
+// these. A blob that is live in its roots may have been dropped since, and is dead in
+// these. Once the other collection has ended, puts rely on such a blob and do not store
+// it again, while this collection could still delete it.
 func (c *collection) confirm(ctx context.Context) error {
 	s := c.s
 	if s.planted(bugRootsUnconfirmed) {
@@ -360,8 +377,10 @@ func (c *collection) confirm(ctx context.Context) error {
 	return c.superseded()
 }
 
-// superseded spares a collection useless work if another has begun. Its work would be
-// harmless, as the database ensures.
+// superseded returns an error if another collection has begun, as far as this process
+// knows. Outside confirm it only saves useless work: a superseded collection that was
+// confirmed does no harm, because its deletions remove only what was written before its
+// epoch.
 func (c *collection) superseded() error {
 	if c.opts.DryRun || c.s.planted(bugOwnLaterEpoch) {
 		return nil
@@ -372,31 +391,31 @@ func (c *collection) superseded() error {
 	return nil
 }
 
-// roots are what the blobs in use hang on.
+// roots are what refers to the blobs in use.
 type roots struct {
 	snapshots []rooted
 	keys      []schema.Key // bitmaps of selections, records of snapshots, object sets
 }
 
-// rooted is a snapshot whose blobs are kept. A dropped one is kept for its readers, as
-// far as it is there: another collection may have found no reader while the reader was
-// out of touch.
+// rooted is a snapshot whose blobs are kept. A dropped snapshot is kept for its readers,
+// as far as it exists: another collection may have removed parts of it while the reader
+// could not renew its row.
 type rooted struct {
 	*schema.Snapshot
 	live bool
 }
 
-// row is a snapshot's row in the catalog.
+// row is the row of a snapshot in the catalog, with its dataset and number.
 type row struct {
 	dataset string
 	number  int64
 	snapshotRecord
 }
 
-// findRoots loads all partitions, and removes the registrations of processes that do not
-// say whether they know of the collection. Ingests registered in the partitions as they
-// were loaded are waited for and kept; all others can make nothing visible any more, or
-// know of the collection.
+// findRoots loads and settles all partitions, and reads the records of their snapshots.
+// It removes the registrations of processes whose row has lapsed. The ingests that stay
+// registered have acknowledged the collection, and what they put is kept. All other
+// ingests know of the collection, or can make nothing visible any more.
 func (c *collection) findRoots(ctx context.Context) error {
 	s := c.s
 	names, err := s.partitions(ctx)
@@ -411,6 +430,8 @@ func (c *collection) findRoots(ctx context.Context) error {
 	for _, snap := range using {
 		c.using[snapshotName(snap.Dataset, snap.Number)] = true
 	}
+	// inUse was called before the partitions are loaded. Snapshots that this process
+	// opens later are in member.held.
 	all := make([]*datasetState, len(names))
 	err = each(ctx, s.env, s.options.Parallel, len(names), func(ctx context.Context, i int) (err error) {
 		if err := c.superseded(); err != nil {
@@ -422,6 +443,7 @@ func (c *collection) findRoots(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	// Ingests that began before the collection may commit blobs that they touched since.
 	c.keep = c.epoch
 	var rows []row
 	for _, d := range all {
@@ -446,6 +468,9 @@ func (c *collection) findRoots(ctx context.Context) error {
 	return c.keepProofs(ctx, all)
 }
 
+// readRecords adds the snapshots of rows, and those that the caller of GC reads, to the
+// roots. If the record of a live snapshot cannot be read, nothing may be freed: it is
+// unknown which blobs it needs. A missing record of a dropped snapshot is only logged.
 func (c *collection) readRecords(ctx context.Context, rows []row, using []*schema.Snapshot) error {
 	s := c.s
 	found := make([]*schema.Snapshot, len(rows))
@@ -475,6 +500,7 @@ func (c *collection) readRecords(ctx context.Context, rows []row, using []*schem
 		}
 	}
 	for _, snap := range using {
+		// This process reads it, and its row is gone.
 		if !live[snapshotName(snap.Dataset, snap.Number)] {
 			c.roots.snapshots = append(c.roots.snapshots, rooted{snap, false})
 			c.leftover = true
@@ -496,10 +522,11 @@ func (c *collection) readRecords(ctx context.Context, rows []row, using []*schem
 	return nil
 }
 
-// settle loads a partition until every ingest that is registered in it knows of the
-// collection. It removes the others, expired selections, and dropped snapshots without
-// readers: before their blobs, so that no other collection looks for these. It returns
-// what is left.
+// settle loads a partition until every ingest that is registered in it has acknowledged
+// the collection. It removes the registrations of lapsed processes, expired selections
+// and runs, and the rows of dropped snapshots without readers. These rows go before their
+// blobs, so that no other collection looks for the blobs. settle returns the state that
+// remains.
 func (c *collection) settle(ctx context.Context, name string) (*datasetState, error) {
 	s := c.s
 	load := s.db.Load
@@ -546,8 +573,8 @@ func (c *collection) settle(ctx context.Context, name string) (*datasetState, er
 	}
 }
 
-// clear takes out of a partition what the collection need not keep, and says
-// whether there are ingests whose processes do not know of it yet.
+// clear removes from a partition, in d and in e, what the collection need not keep. It
+// reports whether some ingests have not acknowledged the collection yet.
 func (c *collection) clear(ctx context.Context, d *datasetState, e *edit) (waiting bool, err error) {
 	s := c.s
 	for key, sel := range d.selections {
@@ -592,8 +619,9 @@ func (c *collection) clear(ctx context.Context, d *datasetState, e *edit) (waiti
 }
 
 // held returns a function that reports whether a process reads a snapshot. For this
-// process the caller of GC knows better, except for snapshots opened since the collection
-// began. A dry run begins none.
+// process, inUse of GC's caller is exact, and the row may be outdated. Only snapshots
+// that were opened since the collection began are taken from member.held. A dry run has
+// no beginning that hold could note.
 func (c *collection) held(members map[string]Member) func(name string) bool {
 	m := &c.s.member
 	holds := map[string]bool{}

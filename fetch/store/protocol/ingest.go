@@ -14,16 +14,17 @@ import (
 	"bowstring/schema"
 )
 
-// Ingest is a store.Ingest. While it is registered no collection frees a blob
-// that was touched since it began, and each blob put through it is.
+// Ingest is a store.Ingest. While it is registered, no collection frees a blob that was
+// touched since it began, and it touches each blob that is put through it. It is safe for
+// concurrent use.
 type Ingest struct {
 	s       *Store
 	dataset string
 	id      string
-	epoch   Epoch // that it is registered with
+	epoch   Epoch // that it is registered with; set before Begin returns
 	closed  atomic.Bool
 
-	pack   Pack // nil where blobs are stored under the hash of their content
+	pack   Pack // nil if blobs are stored under the hash of their content
 	prefix schema.ObjectPrefix
 }
 
@@ -52,9 +53,9 @@ func (s *Store) Begin(ctx context.Context, dataset string) (store.Ingest, error)
 	return in, nil
 }
 
-// begin registers the ingest, and reads the control partition afterwards: either a collection
-// finds the registration, or the puts of this ingest know of the collection. If the epoch has
-// changed meanwhile, begin registers again with the new one.
+// begin registers the ingest, and reads the control partition afterwards. So either a
+// collection finds the registration, or the puts of this ingest know of the collection.
+// If the epoch has changed meanwhile, begin registers again with the new one.
 func (in *Ingest) begin(ctx context.Context) error {
 	s := in.s
 	for {
@@ -106,13 +107,16 @@ func (in *Ingest) Put(ctx context.Context, data []byte) (schema.BlobRef, error) 
 	return ref, in.put(ctx, ref, data)
 }
 
-// put stores a blob. Two puts of the same one would store it twice.
+// put stores a blob, one call at a time for each key: two concurrent puts of the same
+// blob would write its bytes twice.
 func (in *Ingest) put(ctx context.Context, ref schema.BlobRef, data []byte) error {
 	s := in.s
 	if err := s.puts.take(ctx, s.env, ref.Key); err != nil {
 		return err
 	}
 	defer s.puts.give(ref.Key)
+	// The put knows the state of collections as of now, and no acknowledgement of a newer
+	// epoch is written before it ends.
 	g := s.member.join()
 	defer s.member.quit(g)
 	if err := s.store(ctx, g, in.epoch, ref, data); err != nil {
@@ -121,13 +125,15 @@ func (in *Ingest) put(ctx context.Context, ref schema.BlobRef, data []byte) erro
 	return nil
 }
 
-// touch marks a blob as wanted in the epoch of g. there reports whether it is stored with the right
-// size, and keep whether its bytes may be relied upon without writing them again: only if they were
-// stored since the last collection that may still delete began.
+// touch marks a blob as wanted in the epoch of g. there reports whether it is stored with
+// the right size. keep reports whether a put may rely on the stored bytes: only if they
+// were written since the last collection that may still delete began. began is for a
+// planted mistake.
 func (s *Store) touch(ctx context.Context, g *generation, began Epoch,
 	ref schema.BlobRef) (there, keep bool, err error) {
 	var old BlobRow
-	// One after the other where the database has it so: its rows may then say that a touch is as good as a write.
+	// A database with Parallel 1 (package local) touches before it reads the row. Its
+	// index has one epoch for both, so there a touch counts as a write of the bytes.
 	err = each(ctx, s.env, min(2, s.options.Parallel), 2, func(ctx context.Context, i int) (err error) {
 		if i == 0 {
 			return s.contents.Touch(ctx, ref, g.epoch)
@@ -141,7 +147,7 @@ func (s *Store) touch(ctx context.Context, g *generation, began Epoch,
 	there = old.Size == ref.Size
 	trusted := old.Stored >= g.trusted || s.planted(bugTrustAll) || s.planted(bugTrustTouched) && old.Touched >= began
 	if there && trusted {
-		// A row may outlive its bytes, where a database forgets deletions.
+		// A row may outlive its bytes in a database that forgets deletions.
 		if !s.planted(bugBytesUnseen) {
 			if there, err = s.contents.Whole(ctx, ref); err != nil {
 				return false, false, err
@@ -152,8 +158,9 @@ func (s *Store) touch(ctx context.Context, g *generation, began Epoch,
 	return there, keep, nil
 }
 
-// store touches a blob, and writes it unless the stored bytes may be relied upon. The counters
-// treat a blob that is stored again because of a collection as found, since it adds no bytes.
+// store touches a blob, and writes it unless the stored bytes may be relied on. A blob
+// that is written again because of a collection counts as deduplicated, since the store
+// grows by nothing.
 func (s *Store) store(ctx context.Context, g *generation, began Epoch, ref schema.BlobRef, data []byte) error {
 	there, keep, err := s.touch(ctx, g, began, ref)
 	if err != nil {
@@ -178,8 +185,9 @@ func (s *Store) store(ctx context.Context, g *generation, began Epoch, ref schem
 	return nil
 }
 
-// present reports a schema.ErrInvalid if a blob that is to be referred to is
-// not in the store, unless a collection may have freed it.
+// present returns a schema.ErrInvalid if a blob that a snapshot is to refer to is not in
+// the store. If the registration is gone, the error is that of a fenced ingest, because a
+// collection may have freed the blob.
 func (in *Ingest) present(ctx context.Context, ref schema.BlobRef) error {
 	s := in.s
 	if in.pack != nil {
@@ -199,8 +207,8 @@ func (in *Ingest) present(ctx context.Context, ref schema.BlobRef) error {
 	return fmt.Errorf("%w: blob %s of %d bytes was not put", schema.ErrInvalid, ref.Key, ref.Size)
 }
 
-// Close implements store.Ingest. Where the database is out of reach, the
-// ingest's registration is taken away later.
+// Close implements store.Ingest. If the database cannot be reached, the registration is
+// removed later: by the renewals, or by Close of the store.
 func (in *Ingest) Close() error {
 	if !in.closed.CompareAndSwap(false, true) {
 		return nil
@@ -211,7 +219,7 @@ func (in *Ingest) Close() error {
 	}
 	in.later()
 	if s.enter(context.Background()) != nil {
-		return nil // Close of the store has it taken away
+		return nil // Close of the store removes it
 	}
 	defer s.calls.done()
 	ctx, cancel := s.within(s.ctx, leaveWithin)
@@ -222,7 +230,7 @@ func (in *Ingest) Close() error {
 	return nil
 }
 
-// later notes that the ingest's registration is to be taken away.
+// later adds the ingest to those whose registration is to be removed.
 func (in *Ingest) later() {
 	m := &in.s.member
 	m.mu.Lock()
@@ -232,7 +240,7 @@ func (in *Ingest) later() {
 	m.mu.Unlock()
 }
 
-// unregister takes the registration away.
+// unregister removes the registration, and the ingest from those to be unregistered.
 func (in *Ingest) unregister(ctx context.Context) error {
 	err := in.s.update(ctx, in.dataset, func(d *datasetState, e *edit) error {
 		if _, ok := d.ingests[in.id]; ok {
@@ -257,20 +265,21 @@ func (in *Ingest) fenced() error {
 		schema.ErrUnavailable, in.dataset)
 }
 
-// Commit implements store.Ingest. The rows of the snapshot refer to what was put
-// through this ingest, and to what its parent refers to.
+// Commit implements store.Ingest. The snapshot's rows refer to blobs that were put
+// through this ingest, and to blobs of its parent. The result shares no memory with snap.
 func (in *Ingest) Commit(ctx context.Context, snap schema.Snapshot) (*schema.Snapshot, error) {
 	return in.save(ctx, snap, false)
 }
 
-// Restore commits a snapshot as what it was in another store: with its number, its
-// parent and its time. The dataset must never have given out that number or a
-// greater one.
+// Restore commits a snapshot of another store with its number, parent and time. If the
+// dataset has assigned that number or a greater one, the error is a schema.ErrConflict.
 func (in *Ingest) Restore(ctx context.Context, snap schema.Snapshot) error {
 	_, err := in.save(ctx, snap, true)
 	return err
 }
 
+// save commits a snapshot: it checks that all blobs are there, makes them durable, and
+// swaps. restored keeps number and time.
 func (in *Ingest) save(ctx context.Context, snap schema.Snapshot, restored bool) (*schema.Snapshot, error) {
 	if err := in.enter(ctx); err != nil {
 		return nil, err
@@ -307,17 +316,19 @@ func (in *Ingest) save(ctx context.Context, snap schema.Snapshot, restored bool)
 	if err := in.sync(ctx); err != nil {
 		return nil, err
 	}
+	// From here on the snapshot may be committed, whatever this call returns.
 	number, err := in.commit(ctx, row, &snap, carried, restored)
 	if err != nil {
 		return nil, fmt.Errorf("commit to %q: %w", in.dataset, err)
 	}
-	// As any reader will find it, and sharing no memory with the caller's.
+	// Decoded again, so that the result is what any reader gets, and shares no memory
+	// with snap.
 	return decodeRecord(in.dataset, number, record)
 }
 
-// complete returns a schema.ErrInvalid unless all that the snapshot's record refers to
-// was put. Where blobs are in segments it makes the snapshot name the ingest's own set,
-// and returns those of other ingests that it names.
+// complete returns a schema.ErrInvalid unless everything that the snapshot's record
+// refers to was put. If blobs are in segments, it makes the snapshot name the ingest's
+// own set, and returns the sets of other ingests that the snapshot names.
 func (in *Ingest) complete(ctx context.Context, snap *schema.Snapshot) (carried []schema.ObjectPrefix, err error) {
 	if in.pack != nil {
 		return in.sets(snap)
@@ -341,8 +352,9 @@ func (in *Ingest) complete(ctx context.Context, snap *schema.Snapshot) (carried 
 	return nil, nil
 }
 
-// describe stores the record of a snapshot that is about to be committed, if the record
-// is too large for its row.
+// describe stores the record of a snapshot that is about to be committed as a blob, if it
+// is too large for its row. In segments every record is stored: a rebuild finds snapshots
+// by it.
 func (in *Ingest) describe(ctx context.Context, row *snapshotRecord) (err error) {
 	inline := len(row.Record) <= in.s.options.InlineRecord
 	var ref schema.BlobRef
@@ -359,7 +371,8 @@ func (in *Ingest) describe(ctx context.Context, row *snapshotRecord) (err error)
 	return err
 }
 
-// sync makes what was put through the ingest durable.
+// sync makes what was put through the ingest durable. Every change that makes it visible
+// comes afterwards.
 func (in *Ingest) sync(ctx context.Context) error {
 	if in.pack != nil && !in.s.planted(bugUnsynced) {
 		if err := in.pack.Sync(ctx); err != nil {
@@ -369,8 +382,9 @@ func (in *Ingest) sync(ctx context.Context) error {
 	return in.s.db.Sync(ctx)
 }
 
-// commit makes the row the newest snapshot's. It is safe because the registration is in
-// the partition of the version that the swap is made for.
+// commit makes the row that of the newest snapshot. It is safe because the swap is made
+// for a version of the partition that has the registration. The row has the name of the
+// call, by which commit recognizes an earlier attempt whose answer was lost.
 func (in *Ingest) commit(ctx context.Context, row snapshotRecord, snap *schema.Snapshot,
 	carried []schema.ObjectPrefix, restored bool) (number int64, err error) {
 	err = in.s.update(ctx, in.dataset, func(d *datasetState, e *edit) error {
@@ -379,7 +393,7 @@ func (in *Ingest) commit(ctx context.Context, row snapshotRecord, snap *schema.S
 			number = registered.Number
 			return nil
 		}
-		for n, r := range d.snapshots { // and after it, the process was taken for dead
+		for n, r := range d.snapshots { // its ingest was fenced after that attempt
 			if r.Commit == row.Commit && !in.s.planted(bugCommitTwice) {
 				number = n
 				return nil
@@ -417,7 +431,8 @@ func (in *Ingest) commit(ctx context.Context, row snapshotRecord, snap *schema.S
 	return number, err
 }
 
-// made makes the row the newest snapshot's.
+// made adds the changes of a commit to e: the snapshot's row, the dataset's head, and the
+// commit in the registration.
 func (in *Ingest) made(e *edit, row snapshotRecord, registered ingestRecord, number int64) {
 	registered.Commit, registered.Number = row.Commit, number
 	e.put(snapshotRow(number), row)
@@ -425,8 +440,8 @@ func (in *Ingest) made(e *edit, row snapshotRecord, registered ingestRecord, num
 	e.put(rowIngest+in.id, registered)
 }
 
-// SaveSelection implements store.Store. It is done by the ingest that the
-// selection's bitmap was put through.
+// SaveSelection implements store.Ingest. The selection's bitmap was put through this
+// ingest. If the same selection exists and has not expired, only its expiry moves.
 func (in *Ingest) SaveSelection(ctx context.Context, sel schema.Selection) error {
 	if err := in.enter(ctx); err != nil {
 		return err

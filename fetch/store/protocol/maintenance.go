@@ -9,16 +9,16 @@ import (
 	"bowstring/schema"
 )
 
-// Adopt does what Put does for a blob that is stored already, and reports true. It
-// reports false if the blob has to be put: it is not there, or a collection may
-// have found it dead.
+// Adopt does the same as Put for a blob that is stored already, without its bytes, and
+// reports true. It reports false if the caller has to put the blob: it is not stored, or
+// a collection may have found it dead.
 func (in *Ingest) Adopt(ctx context.Context, ref schema.BlobRef) (bool, error) {
 	if err := in.enter(ctx); err != nil {
 		return false, err
 	}
 	s := in.s
 	defer s.calls.done()
-	if in.pack != nil { // what others have put lives as long as they want
+	if in.pack != nil { // a segment of another ingest lives only as long as that ingest's snapshots
 		return in.pack.Has(ref), nil
 	}
 	if err := s.puts.take(ctx, s.env, ref.Key); err != nil {
@@ -37,15 +37,15 @@ func (in *Ingest) Adopt(ctx context.Context, ref schema.BlobRef) (bool, error) {
 	return keep, nil
 }
 
-// Repair stores the bytes of a blob again, whatever is there, so that they are
-// newer than what is. A collection that found the blob dead may leave some of them
-// to the next one.
+// Repair stores the bytes of a blob again, whatever is stored, in an epoch after that of
+// the stored bytes. If a collection finds the blob dead, some of the bytes may remain
+// until the next collection.
 func (s *Store) Repair(ctx context.Context, ref schema.BlobRef, data []byte) error {
 	return s.RepairAfter(ctx, ref, data, 0)
 }
 
-// RepairAfter is Repair of a blob whose bytes are of that epoch, if it is a later one
-// than its row says: somebody else may have written them.
+// RepairAfter is Repair of a blob whose bytes may have been written in a later epoch than
+// its row says, at most in written, for instance by another writer.
 func (s *Store) RepairAfter(ctx context.Context, ref schema.BlobRef, data []byte, written Epoch) error {
 	if err := s.enter(ctx); err != nil {
 		return err
@@ -67,6 +67,7 @@ func (s *Store) RepairAfter(ctx context.Context, ref schema.BlobRef, data []byte
 	defer s.puts.give(ref.Key)
 	g := s.member.join()
 	defer s.member.quit(g)
+	// A put of the same blob has ended or waits, so the row does not change meanwhile.
 	old, err := s.contents.Row(ctx, ref.Key)
 	if err == nil {
 		// Given two writes in one epoch, a database may prefer the damaged one. Writes in
@@ -87,8 +88,8 @@ func (s *Store) RepairAfter(ctx context.Context, ref schema.BlobRef, data []byte
 	return nil
 }
 
-// Selections lists a dataset's selections, those that have expired too, in no
-// order; of all datasets if dataset is empty.
+// Selections lists the selections of a dataset, including expired ones, in no order. If
+// dataset is empty, it lists those of all datasets.
 func (s *Store) Selections(ctx context.Context, dataset string) ([]*schema.Selection, error) {
 	if err := s.enter(ctx); err != nil {
 		return nil, err
@@ -129,7 +130,8 @@ func (s *Store) Selections(ctx context.Context, dataset string) ([]*schema.Selec
 	return all, nil
 }
 
-// Restorable reports why a snapshot cannot be restored, before anything was put.
+// Restorable returns the error that Ingest.Restore of a snapshot would return because of
+// its number, before anything is put.
 func (s *Store) Restorable(ctx context.Context, snap *schema.Snapshot) error {
 	if err := s.enter(ctx); err != nil {
 		return err
@@ -142,7 +144,7 @@ func (s *Store) Restorable(ctx context.Context, snap *schema.Snapshot) error {
 	return store.CheckRestore(snap, d.head.Last)
 }
 
-// load reads a dataset as it is.
+// load reads the settled state of a dataset.
 func (s *Store) load(ctx context.Context, name string) (*datasetState, error) {
 	p, err := s.db.Load(ctx, name)
 	if err != nil {
@@ -151,7 +153,8 @@ func (s *Store) load(ctx context.Context, name string) (*datasetState, error) {
 	return s.memo.decode(name, p)
 }
 
-// LastNumber is the greatest number that a dataset has given out.
+// LastNumber is the greatest number that a dataset has assigned, 0 if it has assigned
+// none.
 func (s *Store) LastNumber(ctx context.Context, dataset string) (int64, error) {
 	if err := s.enter(ctx); err != nil {
 		return 0, err
@@ -164,7 +167,7 @@ func (s *Store) LastNumber(ctx context.Context, dataset string) (int64, error) {
 	return d.head.Last, nil
 }
 
-// Advance has a dataset give out greater numbers than last from now on.
+// Advance makes a dataset assign only numbers greater than last from now on.
 func (s *Store) Advance(ctx context.Context, dataset string, last int64) error {
 	if err := s.enter(ctx); err != nil {
 		return err

@@ -12,43 +12,48 @@ import (
 	"bowstring/schema"
 )
 
-// member is this process as collections see it.
+// member is this process as the collections of all processes see it. Each Store has one.
 type member struct {
 	id string
 
 	renewing turns[struct{}] // one row is written at a time
 
-	mu        sync.Mutex
-	seen      int64 // version of the control partition that state is of
-	state     control
+	mu    sync.Mutex
+	seen  int64 // version of the control partition from which state was read
+	state control
+	// puts are the generations with running puts, in ascending order of epoch. New puts
+	// join the last one.
 	puts      []*generation // those with puts under way, and the one that puts join
 	beat      int64
-	announced Epoch     // the newest epoch that a row has acked
-	renewed   time.Time // when a row was last written, zero for never
-	held      map[string]hold
-	inUse     func() []*schema.Snapshot
-	release   []*Ingest     // whose registrations are to be taken away
-	wake      chan struct{} // closed to have the row renewed at once
+	announced Epoch     // the newest epoch that a written row has acknowledged
+	renewed   time.Time // when a row was last written; zero if never
+	// held are the snapshots that Snapshot has returned, by name. With inUse, an entry is
+	// removed after heldFor.
+	held    map[string]hold
+	inUse   func() []*schema.Snapshot
+	release []*Ingest     // closed ingests that may still be registered
+	wake    chan struct{} // closed to have the row renewed at once
 
-	readOnly bool
-	keeping  bool // the row is being renewed
+	readOnly bool // the database has refused a row of this process
+	keeping  bool // the goroutine that renews the row was started
 }
 
-// hold is when a snapshot was read, and during which collection.
+// hold is when a snapshot was read, and the id of the collection that ran then.
 type hold struct {
 	at  time.Time
 	run string
 }
 
-// generation are the puts that know the same of collections.
+// generation counts the running puts that know the same state of collections.
 type generation struct {
 	epoch Epoch
-	// trusted is the epoch since which a blob must have been stored for a put to
-	// leave it as it is, 0 for any.
+	// trusted is the epoch since which a blob must have been stored for a put to rely on
+	// it; 0 for any. It is control.Unclean.
 	trusted Epoch
-	flight  int
+	flight  int // running puts
 }
 
+// init sets up the member. Until it has read the control partition, it knows firstEpoch.
 func (m *member) init(env Env) {
 	m.id = newID(env)
 	m.state.Epoch = firstEpoch
@@ -57,7 +62,8 @@ func (m *member) init(env Env) {
 	m.wake = make(chan struct{})
 }
 
-// learn takes note of the state of collections. Puts that begin later know it.
+// learn records the state of collections, if it is newer than the known one. Puts that
+// begin later use it. Running puts keep the state that they began with.
 func (s *Store) learn(p Partition) error {
 	m := &s.member
 	m.mu.Lock()
@@ -78,19 +84,20 @@ func (s *Store) learn(p Partition) error {
 	return nil
 }
 
-// settle forgets generations whose puts have ended. The caller holds mu.
+// settle removes generations whose puts have ended. The caller holds mu.
 func (m *member) settle() {
 	last := m.puts[len(m.puts)-1]
 	m.puts = slices.DeleteFunc(m.puts, func(g *generation) bool { return g.flight == 0 && g != last })
 }
 
-// known is the newest epoch of which all puts under way know. The caller holds mu.
+// known is the newest epoch that all running puts know of: what the process may
+// acknowledge. The caller holds mu.
 func (m *member) known() Epoch {
 	m.settle()
 	return m.puts[0].epoch
 }
 
-// join begins a put.
+// join begins a put, and returns what it knows. The caller calls quit.
 func (m *member) join() *generation {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -99,7 +106,8 @@ func (m *member) join() *generation {
 	return g
 }
 
-// quit ends a put.
+// quit ends a put. If a newer epoch can be acknowledged now, the row is renewed at once,
+// because a collection waits for it.
 func (m *member) quit(g *generation) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -108,12 +116,13 @@ func (m *member) quit(g *generation) {
 	}
 }
 
-// kick has the row renewed at once. The caller holds mu.
+// kick makes the row be renewed at once. The caller holds mu.
 func (m *member) kick() {
 	close(m.wake)
 	m.wake = make(chan struct{})
 }
 
+// current returns the known state of collections.
 func (m *member) current() control {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -122,18 +131,18 @@ func (m *member) current() control {
 
 func (m *member) epoch() Epoch { return m.current().Epoch }
 
-// SetInUse gives the store a function that lists the snapshots which this
-// process reads, so that collections of other processes spare them. Without,
-// every snapshot that [Store.Snapshot] has returned counts as in use until Close.
+// SetInUse gives the store a function that lists the snapshots that this process reads,
+// so that collections of other processes keep them. Without it, every snapshot that
+// [Store.Snapshot] has returned counts as in use until Close.
 func (s *Store) SetInUse(inUse func() []*schema.Snapshot) {
 	s.member.mu.Lock()
 	s.member.inUse = inUse
 	s.member.mu.Unlock()
 }
 
-// hold notes that a snapshot was read. If a collection runs, the caller must
-// renew the row and look again whether the snapshot is still there: that
-// collection may have listed who holds what.
+// hold records that a snapshot was read. It reports whether a collection runs. If so,
+// that collection may have read the rows of members already: the caller must renew the
+// row, and check again whether the snapshot exists.
 func (s *Store) hold(name string) (collecting bool) {
 	m := &s.member
 	m.mu.Lock()
@@ -145,7 +154,8 @@ func (s *Store) hold(name string) (collecting bool) {
 	return m.state.Run != "" && !s.planted(bugHoldUnseen)
 }
 
-// ensure has this process's row written, and renewed from then on.
+// ensure writes this process's row, unless it was renewed recently, and starts its
+// renewal.
 func (s *Store) ensure(ctx context.Context) error {
 	m := &s.member
 	m.mu.Lock()
@@ -157,8 +167,8 @@ func (s *Store) ensure(ctx context.Context) error {
 	return s.renew(ctx)
 }
 
-// ensureReading is ensure for readers, which may go without a row where the
-// process may only read.
+// ensureReading is ensure for readers. If the process may only read, it does without a
+// row.
 func (s *Store) ensureReading(ctx context.Context) error {
 	m := &s.member
 	m.mu.Lock()
@@ -178,7 +188,8 @@ func (s *Store) ensureReading(ctx context.Context) error {
 	return nil
 }
 
-// renew writes the row and takes note of a collection.
+// renew writes the row, and learns the state of collections. If a collection runs that
+// can be acknowledged now, it writes the row again. Concurrent calls take turns.
 func (s *Store) renew(ctx context.Context) error {
 	m := &s.member
 	if err := m.renewing.take(ctx, s.env, struct{}{}); err != nil {
@@ -207,14 +218,15 @@ func (s *Store) renew(ctx context.Context) error {
 	return nil
 }
 
-// announce writes the row once. The caller has the turn.
+// announce writes the row once. The caller has the turn, so rows are written in order of
+// their beats.
 func (s *Store) announce(ctx context.Context) error {
 	m := &s.member
 	m.mu.Lock()
 	inUse := m.inUse
 	m.mu.Unlock()
 	names := map[string]struct{}{}
-	if inUse != nil { // called without the lock: it is the engine's
+	if inUse != nil { // called without the lock, because the function takes locks of the engine
 		for _, snap := range inUse() {
 			names[snapshotName(snap.Dataset, snap.Number)] = struct{}{}
 		}
@@ -247,7 +259,7 @@ func (s *Store) announce(ctx context.Context) error {
 	return nil
 }
 
-// keep starts the renewals, unless they were started before.
+// keep starts the goroutine that renews the row, once.
 func (s *Store) keep() {
 	m := &s.member
 	m.mu.Lock()
@@ -259,8 +271,8 @@ func (s *Store) keep() {
 	}
 }
 
-// renewals renews the row until the store is closed, and takes away
-// registrations that could not be when their ingests were closed.
+// renewals renews the row until the store is closed. It also removes the registrations of
+// closed ingests that could not be removed when they were closed.
 func (s *Store) renewals() {
 	m := &s.member
 	for {
@@ -287,8 +299,8 @@ func (s *Store) renewals() {
 	}
 }
 
-// nextRenewal is when to renew the row: not when other processes do, which may all
-// have been started at the same moment.
+// nextRenewal is the time until the next renewal: RenewEvery varied by a quarter, so that
+// processes that were started together do not write together.
 func (s *Store) nextRenewal() time.Duration {
 	return s.options.RenewEvery*3/4 + time.Duration(s.env.Rand()%uint64(s.options.RenewEvery/2+1))
 }

@@ -10,18 +10,18 @@ import (
 	"bowstring/schema"
 )
 
-// newPrefix makes the prefix of an ingest's addresses: chance, and the epoch that it is registered with, in its last
-// four bytes.
+// newPrefix makes the prefix of an ingest's addresses: eight random bytes, then the epoch
+// that the ingest is registered with. The epoch in the name saves a row for each segment.
 func newPrefix(env Env, epoch Epoch) (p schema.ObjectPrefix) {
 	binary.BigEndian.PutUint64(p[:], env.Rand())
 	binary.BigEndian.PutUint32(p[8:], uint32(epoch))
 	return p
 }
 
-// EpochOf is the epoch that the ingest was registered with whose segments have the prefix.
+// EpochOf is the epoch that the ingest with the prefix was registered with.
 func EpochOf(prefix schema.ObjectPrefix) Epoch { return Epoch(binary.BigEndian.Uint32(prefix[8:])) }
 
-// prefixOf is the prefix of an address.
+// prefixOf returns the prefix of an address.
 func prefixOf(key schema.Key) schema.ObjectPrefix {
 	return schema.ObjectPrefix(key[:len(schema.ObjectPrefix{})])
 }
@@ -37,7 +37,7 @@ func (in *Ingest) putPacked(ctx context.Context, data []byte) (schema.BlobRef, e
 	return ref, nil
 }
 
-// presentPacked reports a schema.ErrInvalid if a blob was not put through the ingest.
+// presentPacked returns a schema.ErrInvalid if a blob was not put through the ingest.
 func (in *Ingest) presentPacked(ref schema.BlobRef) error {
 	if in.pack.Has(ref) {
 		return nil
@@ -45,9 +45,9 @@ func (in *Ingest) presentPacked(ref schema.BlobRef) error {
 	return fmt.Errorf("%w: blob %s of %d bytes was not put", schema.ErrInvalid, ref.Key, ref.Size)
 }
 
-// sets makes a snapshot name the ingest's own set, and returns those of other ingests
-// that it names. The named sets have to hold the manifest, and each list of objects of
-// other buckets.
+// sets makes a snapshot name the ingest's own set, and returns the sets of other ingests
+// that it names. The chunks of the manifest, and each list of objects of other buckets,
+// have to be in one of these sets.
 func (in *Ingest) sets(snap *schema.Snapshot) (carried []schema.ObjectPrefix, err error) {
 	own := in.prefix
 	for _, set := range snap.Sets {
@@ -78,15 +78,16 @@ func (in *Ingest) sets(snap *schema.Snapshot) (carried []schema.ObjectPrefix, er
 	return carried, nil
 }
 
-// named reports a schema.ErrInvalid unless a live snapshot of the dataset names each of the sets of other ingests. Then
-// no collection has found their segments dead, nor will one before the swap that is made for this version.
+// named returns a schema.ErrInvalid unless a live snapshot of the dataset names each of
+// the carried sets. If one does, no collection has found the set's segments dead, and
+// none will before the swap that is made for this version of the partition.
 func (in *Ingest) named(ctx context.Context, d *datasetState, carried []schema.ObjectPrefix) error {
 	if in.s.planted(bugCarriedUnnamed) {
 		return nil
 	}
 	missing := slices.Clone(carried)
 	live := d.live()
-	slices.Reverse(live) // it is the newest, mostly
+	slices.Reverse(live) // most sets are those of the newest snapshot
 	for _, number := range live {
 		if len(missing) == 0 {
 			return nil
@@ -114,8 +115,8 @@ func (in *Ingest) named(ctx context.Context, d *datasetState, carried []schema.O
 		missing[0], d.name)
 }
 
-// setKeys are addresses in each set of the store itself that a snapshot needs. Its record says all; the manifest's own
-// places are among them.
+// setKeys returns addresses in each set of the store that a snapshot needs. A collection
+// marks them. The record lists all sets; those of the manifest are among them.
 func setKeys(snap *schema.Snapshot) []schema.Key {
 	var keys []schema.Key
 	for _, set := range snap.Sets {

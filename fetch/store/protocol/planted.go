@@ -4,8 +4,9 @@ package protocol
 
 import "os"
 
-// EnvPlanted names a mistake for the stores of this process to make, to see that
-// tests against a real database find it. No other build knows it.
+// EnvPlanted is the environment variable that names a mistake for the stores of this
+// process. It serves to check that tests against a real database find the mistake. No
+// other build reads it.
 const EnvPlanted = "BOWSTRING_PLANTED"
 
 func init() {

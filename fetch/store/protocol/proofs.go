@@ -10,7 +10,7 @@ import (
 	"bowstring/schema"
 )
 
-// proofRecord lists the checksums that were learned of an object set.
+// proofRecord is the row of an object set: the blobs with checksums that were learned.
 type proofRecord struct {
 	Runs []store.ProofRun `json:"runs"`
 }
@@ -28,7 +28,8 @@ func (s *Store) Proofs(ctx context.Context, dataset string, prefix schema.Object
 	return slices.Clone(d.proofs[prefix.String()].Runs), nil
 }
 
-// SaveProofs implements store.Ingest.
+// SaveProofs implements store.Ingest. Like a commit, it makes blobs visible, so it needs
+// the registration. The snapshots of the dataset are not changed.
 func (in *Ingest) SaveProofs(ctx context.Context, prefix schema.ObjectPrefix, was, now []store.ProofRun) error {
 	if err := in.enter(ctx); err != nil {
 		return err
@@ -74,7 +75,8 @@ func (in *Ingest) SaveProofs(ctx context.Context, prefix schema.ObjectPrefix, wa
 	return err
 }
 
-// replaced reports whether the runs that a change from was to now adds are there, and those that it removes are not.
+// replaced reports whether the change from was to now has been made: the runs that it
+// adds are there, and those that it removes are not.
 func replaced(have, was, now []store.ProofRun) bool {
 	for _, run := range now {
 		if !slices.Contains(was, run) && !slices.Contains(have, run) {
@@ -89,8 +91,8 @@ func replaced(have, was, now []store.ProofRun) bool {
 	return true
 }
 
-// keepProofs has the checksums kept that were learned of the sets which snapshots name, and takes those of others out of
-// the catalog.
+// keepProofs adds the checksums that were learned of object sets which snapshots name to
+// the roots. It removes the rows of all other sets.
 func (c *collection) keepProofs(ctx context.Context, all []*datasetState) error {
 	named := map[string]bool{}
 	name := func(dataset, prefix string) string { return dataset + "/" + prefix }
@@ -121,8 +123,9 @@ func (c *collection) keepProofs(ctx context.Context, all []*datasetState) error 
 	return nil
 }
 
-// forget takes the checksums of a set out of a dataset none of whose snapshots names it. It returns what it leaves: a
-// snapshot that has come since may name the set.
+// forget removes the row of an object set that no snapshot of the dataset named when the
+// collection settled the partition. It returns the row if it stays: a snapshot that was
+// committed since then may name the set.
 func (c *collection) forget(ctx context.Context, seen *datasetState, prefix string) (left proofRecord, err error) {
 	err = c.s.update(ctx, seen.name, func(d *datasetState, e *edit) error {
 		left = d.proofs[prefix]

@@ -18,7 +18,7 @@ import (
 	"bowstring/schema"
 )
 
-// Names of rows, those with a slash followed by what they are of.
+// Names of rows. Those with a slash are followed by the name of what they describe.
 const (
 	rowState     = "state" // of Control
 	rowHead      = "head"
@@ -30,13 +30,13 @@ const (
 	rowRun       = "run/"
 )
 
-// Passing reports whether a row means nothing any more once the process that wrote it has ended. A database of
-// one process may keep such rows in memory.
+// Passing reports whether a row has no meaning any more once the process that wrote it
+// has ended. A database that only one process uses may keep such rows in memory.
 func Passing(row string) bool { return strings.HasPrefix(row, rowIngest) }
 
-// Merge makes one partition of the rows of damaged copies: all rows of any of them, later
-// copies before earlier ones. It gives no number out again. A dropped snapshot may be
-// back.
+// Merge makes one partition from the rows of damaged copies. It takes every row of any
+// copy; of equal names, that of a later copy. Numbers that were assigned are not assigned
+// again. A dropped snapshot may reappear.
 func Merge(name string, copies ...map[string][]byte) map[string][]byte {
 	rows := map[string][]byte{}
 	var newest control
@@ -82,8 +82,8 @@ func Merge(name string, copies ...map[string][]byte) map[string][]byte {
 	return rows
 }
 
-// keepRuns has the rows of runs be those that went furthest, whichever copy they are of: a step that was settled once must
-// not be steered any more, as streams may have served it.
+// keepRuns replaces each run by that of the copy that went furthest. If a step was
+// settled once, its weights must not change any more, because streams may have served it.
 func keepRuns(rows map[string][]byte, copies []map[string][]byte) {
 	further := func(a, b store.Run) int {
 		return cmp.Or(a.Created.Compare(b.Created), cmp.Compare(len(a.Steered), len(b.Steered)),
@@ -103,10 +103,11 @@ func keepRuns(rows map[string][]byte, copies []map[string][]byte) {
 	}
 }
 
-// Recover makes the rows of a dataset of the records of its snapshots that were found in segments, each with its address.
-// Their numbers are not in the records: they follow from the times of creation and the parents, and may differ from what
-// they were. A record of a commit that failed is among them. It returns the numbers given, in the order of the records;
-// 0 for one that cannot be read.
+// Recover makes the rows of a dataset from records of its snapshots that were found in
+// segments, each with its address. The records have no numbers. Recover derives numbers
+// from the times of creation and the parents, and they may differ from the original ones.
+// A record of a failed commit becomes a snapshot too. Recover returns the assigned
+// numbers in the order of the records, 0 for a record that cannot be read.
 func Recover(name string, records [][]byte, at []schema.BlobRef) (rows map[string][]byte, numbers []int64) {
 	numbers = make([]int64, len(records))
 	var snaps []*schema.Snapshot
@@ -132,14 +133,15 @@ func Recover(name string, records [][]byte, at []schema.BlobRef) (rows map[strin
 	return e.change.Put, numbers
 }
 
-// Stored is a snapshot as a partition has it. If its record is stored as a blob, only
-// Record is set.
+// Stored is a snapshot as a partition has it. If its record is stored as a blob, Snapshot
+// has only its dataset and number.
 type Stored struct {
+	// Record is the blob with the record; nil if the row has the record.
 	Record *schema.BlobRef
 	*schema.Snapshot
 }
 
-// Snapshots reads the snapshots of a partition that were not dropped, as far as its rows have them.
+// Snapshots decodes the snapshots of a partition that are not dropped. It reads no blobs.
 func Snapshots(name string, rows map[string][]byte) (map[int64]Stored, error) {
 	d, err := (&rowMemo{}).decode(name, Partition{Rows: rows})
 	if err != nil {
@@ -159,7 +161,7 @@ func Snapshots(name string, rows map[string][]byte) (map[int64]Stored, error) {
 	return found, nil
 }
 
-// DatasetOf is the dataset of a snapshot's record; "" if it is none.
+// DatasetOf returns the dataset of a snapshot's record; "" if the bytes are no record.
 func DatasetOf(record []byte) string {
 	text, err := decoder.DecodeAll(record, nil)
 	var snap schema.Snapshot
@@ -169,30 +171,34 @@ func DatasetOf(record []byte) string {
 	return snap.Dataset
 }
 
+// snapshotRow is the name of a snapshot's row. The number has 19 digits, so that names
+// sort by number.
 func snapshotRow(number int64) string { return fmt.Sprintf("%s%019d", rowSnapshot, number) }
 
-// control is the state of collections.
+// control is the row of [Control]: the state of collections.
 type control struct {
 	Epoch Epoch `json:"epoch"`
-	// Run is the collection that runs, empty if none does; Member is the
-	// process that it runs in, and Holder says for people which that is.
+	// Run is the id of the running collection, empty if none runs. Member is the id of
+	// its process, and Holder describes the process in messages.
 	Run    string `json:"run,omitempty"`
 	Member string `json:"member,omitempty"`
 	Holder string `json:"holder,omitempty"`
-	// Unclean is the newest epoch of which deletions may still be on their way,
-	// of what was stored before it; 0 if there is none.
+	// Unclean is the newest epoch of a collection whose deletions may still arrive. They
+	// remove only what was stored before it. 0 if there is none.
 	Unclean Epoch `json:"unclean,omitempty"`
-	// Whole says that the last collection came to its end.
+	// Whole says that the last collection covered the whole store and succeeded.
 	Whole bool      `json:"whole"`
 	Ended time.Time `json:"ended,omitzero"`
-	// Blobs and Bytes are what it left.
+	// Blobs and Bytes are what the last such collection left.
 	Blobs int64 `json:"blobs"`
 	Bytes int64 `json:"bytes"`
 }
 
-// firstEpoch is that of a store that was never collected.
+// firstEpoch is the epoch of a store that was never collected.
 const firstEpoch Epoch = 1
 
+// decodeControl reads the state of collections. A store without the row was never
+// collected.
 func decodeControl(p Partition) (control, error) {
 	c := control{Epoch: firstEpoch}
 	row, ok := p.Rows[rowState]
@@ -205,18 +211,18 @@ func decodeControl(p Partition) (control, error) {
 	return c, nil
 }
 
-// head is what one has to know of a dataset as a whole.
+// head is the row of a dataset as a whole.
 type head struct {
-	Last   int64 `json:"last"`   // the greatest number given out
-	Newest int64 `json:"newest"` // of the snapshots that are there, 0 for none
-	// Row is that of the newest once more, so that who opens it reads one row. A
-	// program that does not know of it leaves it out.
+	Last   int64 `json:"last"`   // the greatest number that was assigned
+	Newest int64 `json:"newest"` // number of the newest snapshot that is not dropped; 0 if there is none
+	// Row is a copy of the newest snapshot's row, so that opening it reads one row.
+	// Programs of older versions leave it out.
 	Row *snapshotRecord `json:"row,omitempty"`
 }
 
-// snapshotRecord is a snapshot's row. The record itself is in it, or a blob.
+// snapshotRecord is a snapshot's row. It has the record itself, or the blob that has it.
 type snapshotRecord struct {
-	Commit  string          `json:"commit"` // names the call
+	Commit  string          `json:"commit"` // names the call, so that a repeated attempt is recognized
 	Record  []byte          `json:"record,omitempty"`
 	Blob    *schema.BlobRef `json:"blob,omitempty"`
 	Created time.Time       `json:"created"`
@@ -224,20 +230,22 @@ type snapshotRecord struct {
 	Dropped time.Time       `json:"dropped,omitzero"`
 }
 
-// ingestRecord registers an ingest.
+// ingestRecord is the registration of an ingest.
 type ingestRecord struct {
 	Member string `json:"member"`
-	Epoch  Epoch  `json:"epoch"` // its process's when it was registered
+	Epoch  Epoch  `json:"epoch"` // that its process knew when it was registered
 	Commit string `json:"commit,omitempty"`
-	Number int64  `json:"number,omitempty"` // of the last commit
+	Number int64  `json:"number,omitempty"` // of the last commit, named by Commit
 }
 
+// tagRecord is the row of a tag.
 type tagRecord struct {
 	Number  int64     `json:"number"`
 	Created time.Time `json:"created"`
 }
 
-// datasetState is a partition, decoded.
+// datasetState is a decoded partition. One call owns it. The values that its maps point
+// to may be shared through rowMemo, except selections and runs, which are shallow copies.
 type datasetState struct {
 	name       string
 	version    int64
@@ -250,28 +258,32 @@ type datasetState struct {
 	runs       map[string]*store.Run
 }
 
-// rowMemo remembers what rows decode to: a partition of thousands is loaded
-// again and again, with few that have changed.
+// rowMemo caches decoded rows. A partition of thousands of rows is loaded again and
+// again, and few rows change between two loads. It is safe for concurrent use.
 type rowMemo struct {
-	most int // of rows that are remembered; memoRows if it is 0
+	most int // rows to cache; 0 means memoRows
 
 	mu   sync.Mutex
-	rows map[string]memoized // by partition and row
+	rows map[string]memoized // by partition and row; guarded by mu
 }
 
+// memoized is a row's text with the value that it decodes to. The value is shared and
+// never changed.
 type memoized struct {
 	text  []byte
 	value any
 }
 
 const (
-	// memoRows is how many rows are remembered.
+	// memoRows is how many rows are cached. When the cache is full, it is emptied: that
+	// is simpler than an order of use, and one load fills it again.
 	memoRows = 1 << 16
-	// memoRecords is how many records of snapshots are: they are larger, and a job opens one, or those of a mixture.
+	// memoRecords is how many records of snapshots are cached: they are larger than rows,
+	// and a job opens one snapshot, or those of a mixture.
 	memoRecords = 256
 )
 
-// remembered decodes a row, unless it is the one that was decoded before.
+// remembered decodes a row, unless the cache has the value for the same text.
 func remembered[T any](m *rowMemo, name string, text []byte) (T, error) {
 	return rememberedBy(m, name, text, func(text []byte) (value T, err error) {
 		err = json.Unmarshal(text, &value)
@@ -279,6 +291,8 @@ func remembered[T any](m *rowMemo, name string, text []byte) (T, error) {
 	})
 }
 
+// rememberedBy is remembered with another decoding. decode runs under the lock, so each
+// text is decoded once.
 func rememberedBy[T any](m *rowMemo, name string, text []byte, decode func([]byte) (T, error)) (T, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -298,6 +312,7 @@ func rememberedBy[T any](m *rowMemo, name string, text []byte, decode func([]byt
 	return value, nil
 }
 
+// newState returns the state of an empty partition.
 func newState(name string) *datasetState {
 	return &datasetState{
 		name: name, snapshots: map[int64]snapshotRecord{}, ingests: map[string]ingestRecord{},
@@ -306,6 +321,7 @@ func newState(name string) *datasetState {
 	}
 }
 
+// decode decodes a partition. A row that cannot be decoded is a schema.ErrDataLoss.
 func (m *rowMemo) decode(name string, p Partition) (*datasetState, error) {
 	d := newState(name)
 	d.version = p.Version
@@ -317,6 +333,8 @@ func (m *rowMemo) decode(name string, p Partition) (*datasetState, error) {
 	return d, nil
 }
 
+// decodeRow decodes one row into d. Rows of unknown kinds are ignored, so that a program
+// can read a store that a later version has written to.
 func (m *rowMemo) decodeRow(d *datasetState, row string, text []byte) (err error) {
 	name := d.name + " " + row
 	kind, of, _ := strings.Cut(row, "/")
@@ -358,6 +376,7 @@ func (d *datasetState) live() []int64 {
 	return list
 }
 
+// newest is the number of the newest snapshot that is not dropped; 0 if there is none.
 func (d *datasetState) newest() int64 {
 	if live := d.live(); len(live) > 0 {
 		return live[len(live)-1]
@@ -365,7 +384,7 @@ func (d *datasetState) newest() int64 {
 	return 0
 }
 
-// run is a run by name; nil if there is none, or its time is over.
+// run returns a run by name; nil if there is none, or it has expired.
 func (d *datasetState) run(name string, now time.Time) *store.Run {
 	if run := d.runs[name]; run != nil && !run.Expired(now) {
 		return run
@@ -373,15 +392,16 @@ func (d *datasetState) run(name string, now time.Time) *store.Run {
 	return nil
 }
 
-// edit is a Change in the making.
+// edit collects the changes of a swap. The first error of encoding a row is kept in err.
 type edit struct {
-	// uncertain says that an attempt before may have been made.
+	// uncertain says that an earlier attempt may have been made.
 	uncertain bool
 
 	change Change
 	err    error
 }
 
+// put sets a row to a value, as JSON.
 func (e *edit) put(row string, value any) {
 	text, err := json.Marshal(value)
 	if err != nil && e.err == nil {
@@ -402,8 +422,8 @@ var (
 	decoder, _ = zstd.NewReader(nil, zstd.WithDecoderConcurrency(1), zstd.WithDecoderMaxMemory(1<<30))
 )
 
-// encodeRecord is the snapshot's JSON, compressed, without its number, which is
-// known only when it is committed.
+// encodeRecord returns the snapshot's record: its JSON, compressed, without its number,
+// which is known only when it is committed.
 func encodeRecord(snap schema.Snapshot) ([]byte, error) {
 	snap.Number = 0
 	record, err := json.Marshal(&snap)
@@ -413,6 +433,8 @@ func encodeRecord(snap schema.Snapshot) ([]byte, error) {
 	return encoder.EncodeAll(record, nil), nil
 }
 
+// decodeRecord is the inverse of encodeRecord, with the number from the row. Another
+// dataset's record is a schema.ErrDataLoss.
 func decodeRecord(dataset string, number int64, record []byte) (*schema.Snapshot, error) {
 	text, err := decoder.DecodeAll(record, nil)
 	snap := new(schema.Snapshot)
@@ -430,5 +452,5 @@ func decodeRecord(dataset string, number int64, record []byte) (*schema.Snapshot
 	return snap, nil
 }
 
-// snapshotName is what a member's row calls a snapshot.
+// snapshotName is the name of a snapshot in a member's row.
 func snapshotName(dataset string, number int64) string { return fmt.Sprintf("%s@%d", dataset, number) }

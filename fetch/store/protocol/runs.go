@@ -11,7 +11,8 @@ import (
 	"bowstring/schema"
 )
 
-// Run implements store.Store.
+// Run implements store.Store. It peeks: the run has every change that was answered before
+// the call, and may lack one whose outcome is unknown.
 func (s *Store) Run(ctx context.Context, dataset, name string) (*store.Run, error) {
 	if err := s.enter(ctx); err != nil {
 		return nil, err
@@ -27,7 +28,7 @@ func (s *Store) Run(ctx context.Context, dataset, name string) (*store.Run, erro
 	return nil, s.noRun(ctx, dataset, name)
 }
 
-// noRun says which runs there are.
+// noRun returns the schema.ErrNotFound of a run, which lists the runs that exist.
 func (s *Store) noRun(ctx context.Context, dataset, name string) error {
 	d, err := s.peek(ctx, dataset)
 	if err != nil {
@@ -39,7 +40,7 @@ func (s *Store) noRun(ctx context.Context, dataset, name string) error {
 	return store.NoRun(dataset, name, slices.Sorted(maps.Keys(d.runs)))
 }
 
-// Runs implements store.Store.
+// Runs implements store.Store, with a peek as Run does.
 func (s *Store) Runs(ctx context.Context, dataset string) ([]*store.Run, error) {
 	if err := s.enter(ctx); err != nil {
 		return nil, err
@@ -62,7 +63,9 @@ func (s *Store) Runs(ctx context.Context, dataset string) ([]*store.Run, error) 
 	return list, nil
 }
 
-// ChangeRun implements store.Store.
+// ChangeRun implements store.Store. It settles the partition first, so change sees the
+// run as it is at the moment of the swap. If change returns an error, nothing is written.
+// A run that change leaves as it is needs no swap.
 func (s *Store) ChangeRun(ctx context.Context, dataset, name string,
 	change func(*store.Run) (*store.Run, error)) (run *store.Run, err error) {
 	if err := s.enter(ctx); err != nil {

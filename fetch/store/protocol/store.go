@@ -14,37 +14,38 @@ import (
 	"bowstring/schema"
 )
 
-// Options say how a Store goes about its work. The zero value is for use.
+// Options configures a Store. The zero value works.
 type Options struct {
-	// Holder says for people which process this is.
+	// Holder describes this process in messages.
 	Holder string
-	// Where says for people where the store is.
+	// Where names the place of the store in messages.
 	Where string
 	Log   *slog.Logger
-	// RenewEvery is how often the process's row is written while it is at work,
-	// 3 s if 0. A collection waits about that long for the other processes.
+	// RenewEvery is how often the process's row is written while the process uses the
+	// store. Default: 3 s. A collection waits about that long for the other processes.
 	RenewEvery time.Duration
-	// MarkBytes is how much memory the marks of a collection may take, 1 GiB if 0.
-	// It reads the manifests more than once if they do not fit.
+	// MarkBytes bounds the memory for the marks of a collection. Default: 1 GiB. If the
+	// marks do not fit, the collection reads the manifests more than once.
 	MarkBytes int64
-	// Parallel is how many calls of the database a collection has under way at
-	// once, 128 if 0.
+	// Parallel is how many calls to the database a collection makes at once. Default:
+	// 128.
 	Parallel int
-	// Stored, if not nil, is called with blobs that were stored anew, and with negative
-	// numbers for removed ones.
+	// Stored, if not nil, is called with the number and size of blobs that were stored
+	// for the first time, and with negative numbers for removed ones. It must be safe for
+	// concurrent use.
 	Stored func(blobs, bytes int64)
-	// LeastEpoch, if not nil, is what the epoch of the next collection is at least.
-	// Where epochs are write times, a repair may have written later than the present
-	// one, and only a still later one can remove that again.
+	// LeastEpoch, if not nil, returns a lower bound for the epoch of the next collection.
+	// If epochs are write times, a repair may have written at a later time than the
+	// present epoch, and only a still later one can remove that again.
 	LeastEpoch func() Epoch
-	// Finish, if not nil, is called when the dead blobs of a collection are
-	// removed, before others may begin one, and may change its report.
+	// Finish, if not nil, is called when the dead blobs of a collection are removed and
+	// before other collections may begin. It may change the report.
 	Finish func(ctx context.Context, opts store.GCOptions, report *store.GCReport) error
-	// References calls visit for each blob that the rows of a manifest chunk
-	// refer to; they are read by package schema if it is nil.
+	// References visits each blob that the rows of a manifest chunk refer to, and
+	// releases blob. Default: package schema reads the rows.
 	References func(snap *schema.Snapshot, chunk schema.Chunk, blob schema.Blob, visit func(schema.Key)) error
-	// InlineRecord is the size up to which a snapshot's record is stored in its row, 1
-	// KiB if 0.
+	// InlineRecord is the size up to which a snapshot's record is stored in its row.
+	// Default: 1 KiB. Larger rows would make each load of the partition slower.
 	InlineRecord int
 }
 
@@ -52,43 +53,45 @@ const (
 	defaultRenewEvery = 3 * time.Second
 	defaultMarkBytes  = 1 << 30
 	defaultParallel   = 128
-	// heldFor is how long a snapshot that was read counts as in use, until the
-	// function given to SetInUse knows of it.
+	// heldFor is how long a snapshot counts as in use after Snapshot returned it. By then
+	// the function given to SetInUse lists it, if the process uses it.
 	heldFor = 30 * time.Second
-	// leaveWithin is how long Close tries to take leave of other processes.
+	// leaveWithin is how long Close tries to remove this process's row and registrations.
+	// If it does not succeed, they lapse.
 	leaveWithin         = 2 * time.Second
 	defaultInlineRecord = 1 << 10
 )
 
-// Store is the catalog of a store, and how blobs get into it and out of it.
+// Store is the catalog of a store, and the path of blobs into and out of it. Each kind of
+// store embeds one. It is safe for concurrent use from New to Close.
 type Store struct {
 	db       Database
-	contents Contents // db, or nil if it keeps blobs in segments
-	segments Segments // db, or nil if it keeps them under the hash of their content
+	contents Contents // db, or nil if db keeps blobs in segments
+	segments Segments // db, or nil if db keeps blobs under the hash of their content
 	env      Env
 	options  Options
 	log      *slog.Logger
 
-	ctx   context.Context // of what runs in the background, until Close
+	ctx   context.Context // of the goroutines in tasks; ends when Close begins
 	end   context.CancelCauseFunc
-	calls group // under way
+	calls group // running calls of the Store's methods
 	tasks group // goroutines
 
 	mu     sync.Mutex
 	closed bool
 
 	member     member
-	puts       turns[schema.Key]
-	collecting turns[struct{}]
+	puts       turns[schema.Key] // one put of a blob at a time
+	collecting turns[struct{}]   // one collection at a time in this process
 
 	writes, dedups, writtenBytes atomic.Int64
 
-	memo    *rowMemo
-	records *rowMemo // what the records of snapshots decode to
-	bugs    bug
+	memo    *rowMemo // decoded rows of partitions
+	records *rowMemo // decoded records of snapshots
+	bugs    bug      // none outside tests
 }
 
-// New returns the store that the database holds. Close ends it.
+// New returns the store in a database. The caller closes it, and the database afterwards.
 func New(db Database, env Env, options Options) *Store {
 	if options.RenewEvery == 0 {
 		options.RenewEvery = defaultRenewEvery
@@ -119,8 +122,8 @@ func New(db Database, env Env, options Options) *Store {
 	return s
 }
 
-// Close waits for running calls, announces to other processes that this one has left, and
-// ends. It does not close the database.
+// Close waits for running calls, removes the row by which other processes know this one,
+// and ends. It does not close the database. A second call waits as well.
 func (s *Store) Close() error {
 	s.mu.Lock()
 	closed := s.closed
@@ -137,10 +140,12 @@ func (s *Store) Close() error {
 	return nil
 }
 
+// isClosed is the error of a call after Close.
 func (s *Store) isClosed() error {
 	return fmt.Errorf("%w: the store%s is closed", schema.ErrUnavailable, s.where())
 }
 
+// where is the place of the store, for messages, with a word before it.
 func (s *Store) where() string {
 	if s.options.Where == "" {
 		return ""
@@ -162,24 +167,27 @@ func (s *Store) enter(ctx context.Context) error {
 	return nil
 }
 
-// Counters are what this process has put, in the names of store.Stats.
+// Counters count the puts of this process, with the names of store.Stats.
 type Counters struct {
 	BlobWrites, BlobDedups, WrittenBytes int64
 }
 
-// Counters returns what was put since New.
+// Counters returns the counts since New.
 func (s *Store) Counters() Counters {
 	return Counters{s.writes.Load(), s.dedups.Load(), s.writtenBytes.Load()}
 }
 
-// uncertainTries is how often a swap is tried whose answers are lost.
+// uncertainTries is how often a swap with unknown outcome is tried before update returns
+// an error. Each try loads the partition first, which settles the one before.
 const uncertainTries = 5
 
-// update loads a dataset's partition, has decide say what is to be changed, and
-// swaps; again, if another swap came first or the outcome is not known. Then
-// decide has to see for itself whether an attempt before was made after all.
+// update loads the partition of a dataset, calls decide for the changes, and swaps. If
+// another swap came first or the outcome is unknown, it begins again, and decide has to
+// find out itself whether the earlier attempt was made: e.uncertain says that it may have
+// been. decide must not change d's shared values in place. If it changes nothing, nothing
+// is written.
 func (s *Store) update(ctx context.Context, name string, decide func(d *datasetState, e *edit) error) error {
-	var open error // why the last attempt's outcome is not known
+	var open error // the ErrUncertain of the last attempt; nil if its outcome is known
 	uncertain := 0
 	for try := 0; ; try++ {
 		p, err := s.db.Load(ctx, name)
@@ -192,7 +200,7 @@ func (s *Store) update(ctx context.Context, name string, decide func(d *datasetS
 		}
 		e := &edit{uncertain: open != nil}
 		switch err := decide(d, e); {
-		case errors.Is(err, ErrMoved): // it has seen that the state is no longer this one
+		case errors.Is(err, ErrMoved): // decide has found that the state has changed
 			if err := s.backoff(ctx, try); err != nil {
 				return err
 			}
@@ -221,11 +229,11 @@ func (s *Store) update(ctx context.Context, name string, decide func(d *datasetS
 	}
 }
 
-// Found makes the state of collections, unless there is one. It may be
-// interrupted, and made again.
+// Found writes the state of collections of a new store, unless there is one. If it is
+// interrupted, it can be called again.
 func Found(ctx context.Context, db Database) error { return FoundAfter(ctx, db, firstEpoch-1) }
 
-// FoundAfter is Found for a database with blobs of epochs up to the given one.
+// FoundAfter is Found for a database that has blobs of epochs up to latest.
 func FoundAfter(ctx context.Context, db Database, latest Epoch) error {
 	value, err := json.Marshal(control{Epoch: latest + 1, Whole: true, Ended: time.Now().UTC().Truncate(time.Microsecond)})
 	if err != nil {
@@ -234,8 +242,8 @@ func FoundAfter(ctx context.Context, db Database, latest Epoch) error {
 	return once(ctx, db, Control, Change{Put: map[string][]byte{rowState: value}})
 }
 
-// once makes a swap of a partition that was never written, unless somebody has
-// written it.
+// once makes a swap of a partition that was never written. If the partition was written,
+// it does nothing.
 func once(ctx context.Context, db Database, name string, change Change) error {
 	for try := 0; ; try++ {
 		p, err := db.Load(ctx, name)
@@ -252,7 +260,7 @@ func once(ctx context.Context, db Database, name string, change Change) error {
 	}
 }
 
-// Ready does what the first reader would otherwise wait for.
+// Ready announces this process now, so that the first reader need not wait for it.
 func (s *Store) Ready(ctx context.Context) error {
 	if err := s.enter(ctx); err != nil {
 		return err
@@ -266,9 +274,9 @@ func (*Store) Locate(context.Context, schema.BlobRef) (store.Location, bool, err
 	return store.Location{}, false, nil
 }
 
-// Counted is how many blobs the last collection of the whole store left, or the
-// store began with, and when that was; zero while a collection runs, or if the
-// last one did not come to its end.
+// Counted returns the number and size of the blobs that the last collection of the whole
+// store left, or that the store began with, and the time of that. The time is zero while
+// a collection runs, or if the last one failed.
 func (s *Store) Counted(ctx context.Context) (blobs, bytes int64, at time.Time, err error) {
 	if err := s.enter(ctx); err != nil {
 		return 0, 0, time.Time{}, err

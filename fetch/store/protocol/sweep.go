@@ -15,13 +15,13 @@ import (
 	"bowstring/schema"
 )
 
-// deleteTries is how often a blob's deletion is tried, after which the
-// collection fails.
+// deleteTries is how often the deletion of a blob is tried before the collection fails.
+// With the pauses between the tries that is about a second.
 const deleteTries = 6
 
-// passes goes over the store, as often as it takes for the marks of one pass to
-// fit into memory. Blobs that several rows share are counted for each, so it
-// may be more often than needed.
+// passes marks and sweeps the store, as often as it takes for the marks of one pass to
+// fit into MarkBytes. Blobs to which several rows refer are counted for each, so there
+// may be more passes than needed.
 func (c *collection) passes(ctx context.Context) error {
 	var chunks []chunkOf
 	if c.s.segments == nil { // else the records say all
@@ -38,7 +38,7 @@ func (c *collection) passes(ctx context.Context) error {
 		if err := c.mark(ctx, m, chunks); err != nil {
 			return err
 		}
-		// Nothing may be deleted on the word of what a crash could undo.
+		// A deletion must not be durable before the state that justifies it is.
 		if err := c.s.db.Sync(ctx); err != nil {
 			return err
 		}
@@ -49,7 +49,8 @@ func (c *collection) passes(ctx context.Context) error {
 	return nil
 }
 
-// sweep counts, and removes what is dead.
+// sweep visits all blobs, counts them, and removes the dead ones of this pass. Deletions
+// run in groups, in parallel, because each takes a round trip.
 func (c *collection) sweep(ctx context.Context, m *marks) error {
 	s := c.s
 	const atOnce = 1024
@@ -80,7 +81,8 @@ func (c *collection) sweep(ctx context.Context, m *marks) error {
 	return remove(ctx, dead)
 }
 
-// judge counts a blob, and says whether it is to be removed.
+// judge counts a blob, and reports whether it is to be removed. marked says that a root
+// refers to it. Rows without a size are not counted.
 func (c *collection) judge(row BlobRow, marked bool) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -102,9 +104,9 @@ func (c *collection) judge(row BlobRow, marked bool) bool {
 	return dead && !c.opts.DryRun
 }
 
-// remove deletes a blob as it was before this collection. A deletion whose
-// outcome is not known is repeated: one that is still on its way when the
-// collection has ended could meet what others rely upon.
+// remove deletes what was written of a blob before this collection. A deletion with an
+// unknown outcome is repeated: if it arrived after the end of the collection, it could
+// remove bytes that puts rely on.
 func (c *collection) remove(ctx context.Context, row BlobRow) error {
 	s := c.s
 	if err := c.superseded(); err != nil {
@@ -144,12 +146,14 @@ func (c *collection) remove(ctx context.Context, row BlobRow) error {
 	return nil
 }
 
-// pace bounds how fast a collection goes.
+// pace limits the rate of a collection's reads and deletions. It is safe for concurrent
+// use.
 type pace struct {
 	env          Env
-	bytes, blobs *rate.Limiter // nil for no bound
+	bytes, blobs *rate.Limiter // per second; nil for no limit
 }
 
+// newPace returns the limits of opts. A burst is what one second allows.
 func newPace(env Env, opts store.GCOptions) *pace {
 	limiter := func(perSecond float64) *rate.Limiter {
 		if perSecond <= 0 {
@@ -169,7 +173,7 @@ func (p *pace) remove(ctx context.Context, bytes int64) error {
 	return p.take(ctx, p.bytes, bytes)
 }
 
-// take waits for n. More than a second's worth is taken in portions.
+// take waits until n may be used. n may exceed the burst: it is then taken in portions.
 func (p *pace) take(ctx context.Context, l *rate.Limiter, n int64) error {
 	for l != nil && n > 0 {
 		portion := min(n, int64(l.Burst()))
@@ -184,9 +188,10 @@ func (p *pace) take(ctx context.Context, l *rate.Limiter, n int64) error {
 	return nil
 }
 
-// marks is the set of blobs that are referred to, as sorted prefixes of their
-// keys: eight bytes a blob. Two keys that share a prefix only make a dead blob
-// stay. In one of several passes it has only a slice of all keys.
+// marks is the set of blobs that the roots refer to, as sorted prefixes of their keys:
+// eight bytes per blob, instead of 32. If two keys share a prefix, a dead blob may stay,
+// and no live one is removed. In one of several passes it has only a slice of all keys.
+// add is safe for concurrent use; has is called after the last settle.
 type marks struct {
 	pass, passes int
 
@@ -195,12 +200,14 @@ type marks struct {
 	sorted   int // the first sorted ones are sorted and distinct
 }
 
-// covers says whether the key is one of this pass.
+// covers reports whether a key belongs to this pass. Keys begin with random bytes, so the
+// slices are about equally large.
 func (m *marks) covers(prefix uint64) bool {
 	slice, _ := bits.Mul64(prefix, uint64(m.passes))
 	return int(slice) == m.pass
 }
 
+// add marks a key, if it belongs to this pass.
 func (m *marks) add(k schema.Key) {
 	p := keyPrefix(k)
 	if !m.covers(p) {
@@ -209,19 +216,21 @@ func (m *marks) add(k schema.Key) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.prefixes = append(m.prefixes, p)
-	// Snapshots of a dataset share most of their blobs.
+	// Snapshots of a dataset share most of their blobs, so duplicates are removed early.
 	if len(m.prefixes) > 2*m.sorted+1<<16 {
 		m.settle()
 	}
 }
 
+// settle sorts the prefixes and removes duplicates. The caller holds mu, or is alone.
 func (m *marks) settle() {
 	slices.Sort(m.prefixes)
 	m.prefixes = slices.Compact(m.prefixes)
 	m.sorted = len(m.prefixes)
 }
 
-// has is asked when all marks are made.
+// has reports whether a key with the prefix is marked. It is called when all marks are
+// made.
 func (m *marks) has(prefix uint64) bool {
 	_, ok := slices.BinarySearch(m.prefixes, prefix)
 	return ok
@@ -229,17 +238,18 @@ func (m *marks) has(prefix uint64) bool {
 
 func keyPrefix(k schema.Key) uint64 { return binary.BigEndian.Uint64(k[:]) }
 
-// chunkOf is a manifest chunk, and a snapshot that has it.
+// chunkOf is a manifest chunk, with a snapshot that has it.
 type chunkOf struct {
 	snap  rooted
 	index int
 }
 
-// chunks lists the manifest chunks of the roots, each once.
+// chunks lists the manifest chunks of the roots, each once. A chunk that a live snapshot
+// has is listed with a live one, because it must not be missing.
 func (r *roots) chunks() []chunkOf {
 	var list []chunkOf
 	seen := map[schema.Key]bool{}
-	for _, live := range []bool{true, false} { // what must be there first
+	for _, live := range []bool{true, false} { // live snapshots first
 		for _, snap := range r.snapshots {
 			if snap.live != live {
 				continue
@@ -255,7 +265,8 @@ func (r *roots) chunks() []chunkOf {
 	return list
 }
 
-// mark fills m with what the roots refer to.
+// mark marks what the roots refer to. If a chunk of a live snapshot cannot be read, it
+// returns an error, because nothing may be freed then.
 func (c *collection) mark(ctx context.Context, m *marks, chunks []chunkOf) error {
 	s := c.s
 	for _, key := range c.roots.keys {
@@ -284,6 +295,8 @@ func (c *collection) mark(ctx context.Context, m *marks, chunks []chunkOf) error
 	return err
 }
 
+// markChunk marks a chunk, the pages that it lists, and the blobs that their rows refer
+// to.
 func (c *collection) markChunk(ctx context.Context, m *marks, snap *schema.Snapshot, chunk schema.Chunk) error {
 	blob, err := c.s.db.Read(ctx, chunk.BlobRef)
 	if errors.Is(err, schema.ErrNotFound) {
@@ -311,9 +324,9 @@ func (c *collection) markChunk(ctx context.Context, m *marks, snap *schema.Snaps
 	return nil
 }
 
-// references visits what the rows of a chunk refer to. It releases the blob.
+// references visits the blobs that the rows of a chunk refer to. It releases blob.
 func references(snap *schema.Snapshot, chunk schema.Chunk, blob schema.Blob, visit func(schema.Key)) error {
-	// One chunk at a time: a manifest of the whole would pin it all.
+	// One chunk at a time: a manifest of all chunks would keep all of them in memory.
 	part := &schema.Snapshot{Dataset: snap.Dataset, Number: snap.Number, Schema: snap.Schema,
 		Chunks: []schema.Chunk{chunk}}
 	man, err := schema.OpenManifest(part, []schema.Blob{blob})

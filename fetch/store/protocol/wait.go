@@ -10,8 +10,9 @@ import (
 	"bowstring/schema"
 )
 
-// each calls f for 0 to n-1, at most limit at once, and returns when all calls
-// have. After an error it begins no other, and cancels those under way.
+// each calls f for 0 to n-1, at most limit at once, and returns when all calls have
+// returned. After an error it begins no other call, cancels the running ones, and returns
+// the first error.
 func each(ctx context.Context, env Env, limit, n int, f func(ctx context.Context, i int) error) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -48,20 +49,22 @@ func each(ctx context.Context, env Env, limit, n int, f func(ctx context.Context
 	return failed
 }
 
-// group counts what is under way, and lets one wait for its end.
+// group counts running calls or goroutines, and lets one caller at a time wait until
+// there are none. Unlike sync.WaitGroup it waits through Env.
 type group struct {
 	mu    sync.Mutex
 	n     int
-	ended chan struct{} // closed when n falls to 0, nil if no caller waits
+	ended chan struct{} // closed when n falls to 0; nil if no caller waits
 }
 
-// add counts one more, which done takes off again.
+// add counts one more; done ends it.
 func (g *group) add() {
 	g.mu.Lock()
 	g.n++
 	g.mu.Unlock()
 }
 
+// done ends one, and wakes the caller that waits.
 func (g *group) done() {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -71,6 +74,7 @@ func (g *group) done() {
 	}
 }
 
+// start runs f in a goroutine that the group counts.
 func (g *group) start(env Env, f func()) {
 	g.add()
 	env.Go(func() {
@@ -79,7 +83,7 @@ func (g *group) start(env Env, f func()) {
 	})
 }
 
-// wait returns when nothing is under way.
+// wait returns when nothing is running.
 func (g *group) wait(env Env) {
 	for {
 		g.mu.Lock()
@@ -96,13 +100,15 @@ func (g *group) wait(env Env) {
 	}
 }
 
-// turns lets one at a time have what goes by a name.
+// turns is a set of mutexes by key. Unlike sync.Mutex, take ends with a context, and
+// waits through Env.
 type turns[K comparable] struct {
 	mu   sync.Mutex
-	busy map[K]chan struct{} // closed when it is free again
+	busy map[K]chan struct{} // by key; closed when it is free again
 }
 
-// take waits for its turn. The caller gives it back.
+// take waits until the key is free, and takes it. The caller calls give. If ctx ends
+// first, take returns its cause.
 func (t *turns[K]) take(ctx context.Context, env Env, key K) error {
 	for {
 		t.mu.Lock()
@@ -122,6 +128,7 @@ func (t *turns[K]) take(ctx context.Context, env Env, key K) error {
 	}
 }
 
+// give frees the key. All waiting callers try again, and one of them gets it.
 func (t *turns[K]) give(key K) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -129,7 +136,8 @@ func (t *turns[K]) give(key K) {
 	delete(t.busy, key)
 }
 
-// within returns a context that ends after d as well. The caller calls cancel.
+// within returns a context that also ends after d, by Env's clock. The caller calls
+// cancel.
 func (s *Store) within(ctx context.Context, d time.Duration) (_ context.Context, cancel func()) {
 	ctx, end := context.WithCancelCause(ctx)
 	s.tasks.start(s.env, func() {
@@ -140,8 +148,9 @@ func (s *Store) within(ctx context.Context, d time.Duration) (_ context.Context,
 	return ctx, func() { end(nil) }
 }
 
-// backoff waits before the n-th repetition of something, counted from 0, each
-// time longer, and not as long as others do.
+// backoff waits before the n-th repetition of something, counted from 0. The bound
+// doubles up to half a second. The wait is random below it, so that processes that
+// collided do not collide again.
 func (s *Store) backoff(ctx context.Context, n int) error {
 	const first, most = 2 * time.Millisecond, 500 * time.Millisecond
 	d := most
@@ -151,32 +160,33 @@ func (s *Store) backoff(ctx context.Context, n int) error {
 	return s.env.Wait(ctx, nil, time.Duration(s.env.Rand()%uint64(d)))
 }
 
-// unavailable is an error for who comes at a bad moment.
+// unavailable returns a schema.ErrUnavailable with a cause: the same call may succeed
+// later.
 func unavailable(err error) error { return &temporary{err} }
 
-// temporary is a schema.ErrUnavailable that has a cause.
+// temporary is a schema.ErrUnavailable with a cause.
 type temporary struct{ cause error }
 
 func (t *temporary) Error() string   { return schema.ErrUnavailable.Error() + ": " + t.cause.Error() }
 func (t *temporary) Unwrap() []error { return []error{schema.ErrUnavailable, t.cause} }
 
-// Env is what the protocol has besides its database: time, chance and
-// goroutines. Time only says when to look again; no decision of the protocol
-// rests upon it. The protocol waits through Env alone, and holds no lock while
-// it does, so that a simulation can have its steps in any order, each at will.
+// Env is what the protocol uses besides its database: time, randomness and goroutines.
+// Time only determines when to try or look again; no decision of the protocol depends on
+// it. The protocol waits through Env alone, and holds no lock while it waits. So a
+// simulation can run its steps in any order.
 type Env interface {
 	Now() time.Time
-	// Wait returns when the channel is closed or d is over, or with the cause
-	// when the context is done. A nil channel is never closed, a negative d
-	// never over.
+	// Wait returns when the channel is closed or d has passed. If ctx ends first, it
+	// returns the cause of ctx. A nil channel is never closed, and a negative d never
+	// passes.
 	Wait(ctx context.Context, ch <-chan struct{}, d time.Duration) error
-	// Go runs f at the same time.
+	// Go runs f concurrently.
 	Go(f func())
-	// Rand returns 64 bits of chance.
+	// Rand returns 64 random bits.
 	Rand() uint64
 }
 
-// System is the Env of a process as it is.
+// System is the Env of a real process.
 func System() Env { return SystemAt(time.Now) }
 
 // SystemAt is System with another clock.
@@ -206,5 +216,5 @@ func (system) Go(f func()) { go f() }
 
 func (system) Rand() uint64 { return rand.Uint64() }
 
-// newID returns a name that nothing else has.
+// newID returns a name that is unique without coordination: 128 random bits.
 func newID(env Env) string { return fmt.Sprintf("%016x%016x", env.Rand(), env.Rand()) }
