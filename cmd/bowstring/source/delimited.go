@@ -14,7 +14,7 @@ import (
 )
 
 // asUTF8 returns the text of a file in UTF-8, without a byte order mark. A mark of UTF-16
-// is believed. What is invalid there becomes bytes that are invalid in UTF-8, so that
+// is believed. Invalid UTF-16 becomes invalid UTF-8, so that
 // later checks find it. UTF-32, and UTF-16 without a mark, are errors: read as UTF-8,
 // they would become cells with zeros.
 func asUTF8(in *bufio.Reader) (*bufio.Reader, error) {

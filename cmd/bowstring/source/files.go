@@ -22,7 +22,7 @@ import (
 // wrong, and a sparse file of any size takes no room on a disk.
 const maxBlob = 2 << 30
 
-// What may be found where a file is expected.
+// Errors for things that are not files.
 var (
 	errFolder     = errors.New("a folder, not a file")
 	errNotRegular = errors.New("not a regular file")

@@ -16,26 +16,29 @@ import (
 	"bowstring/schema"
 )
 
-// pathColumns are the columns that hold paths where none is named.
+// pathColumns are the columns that are taken for paths if none is named, best first.
 var pathColumns = []string{"path", "file_name", "filename", "file"}
 
-// list is a table of paths of files, absolute or relative to the table's folder. The
-// column split has the split, label the class: a number, or a name of which the sorted
-// ones are the classes. The other columns are metadata. A table that names no files has
-// rows without blobs.
+// list is a table of paths of files, absolute or relative to the table's folder.
+//
+// The column split has the split. The column label has the class: a number, or a name.
+// The classes are the sorted names. All other columns are metadata. A table that names no
+// files makes rows without blobs.
 type list struct {
 	about
 	dir   string
 	found *namer
-	files []string // by row of the table; nil if it names none
-	split []string // likewise; nil if there is no column
-	order []int    // rows to read
+	files []string // by row of the table; nil if the table names no files
+	split []string // by row of the table; nil without a column split
+	order []int    // rows to read, split by split
 	meta  *table
 	label int           // column of meta, or -1
 	paths bool          // there is a column file_name
 	blobs []arrow.Field // of the files
 }
 
+// openList opens a table. It reads the whole table, because types of columns and classes
+// follow from all rows.
 func openList(ctx context.Context, path string, opts Options) (Source, error) {
 	abs := opts.files.absolute(path)
 	if !slices.Contains(tableExtensions, extension(abs)) {
@@ -58,6 +61,7 @@ func openList(ctx context.Context, path string, opts Options) (Source, error) {
 	}
 	s.found = &namer{files: s.place, dir: s.dir, in: in}
 	i := t.find(names...)
+	// The path column is removed from the table first: all other columns are metadata.
 	switch {
 	case i >= 0:
 		s.paths = opts.choice.keeps(t.fields[i].Name, schema.PathColumn)
@@ -73,12 +77,16 @@ func openList(ctx context.Context, path string, opts Options) (Source, error) {
 		if err := s.begin(opts, s.sizes()); err != nil {
 			return nil, err
 		}
+	// A table with names of files in another column would otherwise become rows without
+	// files, unnoticed.
 	case opts.PathColumn != "" || len(t.fields) == 0 || t.namesMedia():
 		return nil, fmt.Errorf("%w: no column of paths (%s), only %s; say which with --path-column",
 			schema.ErrInvalid, strings.Join(names, ", "), cmp.Or(quotedList(fieldNames(t.fields)), "none"))
 	default:
 		s.notes = append(s.notes, fmt.Sprintf("no column of paths (%s): the rows have no files", strings.Join(names, ", ")))
 	}
+	// The split is taken before Options.Columns applies: a split is not a column of the
+	// dataset.
 	if i := t.find("split"); i >= 0 && opts.choice.keeps("split") {
 		column := t.remove(i)
 		for row := range t.rows {
@@ -97,6 +105,7 @@ func openList(ctx context.Context, path string, opts Options) (Source, error) {
 	return s, nil
 }
 
+// fieldNames returns the names of fields.
 func fieldNames(fields []arrow.Field) []string {
 	var names []string
 	for _, f := range fields {
@@ -105,7 +114,8 @@ func fieldNames(fields []arrow.Field) []string {
 	return names
 }
 
-// arrange orders the rows split by split, in the order in which the splits occur.
+// arrange orders the rows by split, in the order in which the splits first occur. Rows of
+// a split then follow each other in the dataset, as a snapshot needs them.
 func (s *list) arrange(asked string) {
 	bySplit := map[string][]int{}
 	for row := range s.meta.rows {
@@ -126,7 +136,8 @@ func (s *list) arrange(asked string) {
 	s.rows = int64(len(s.order))
 }
 
-// media says by the names of the files what they hold.
+// media returns the blob column for the files. They are audio if all names are, and
+// images otherwise.
 func (s *list) media() []arrow.Field {
 	audio := len(s.files) > 0 && !slices.ContainsFunc(s.files, func(f string) bool { return !isAudioName(f) })
 	if audio {
@@ -135,12 +146,13 @@ func (s *list) media() []arrow.Field {
 	return []arrow.Field{schema.BlobField("image", schema.MediaImage, false)}
 }
 
+// audioBlob returns the blob column of audio files.
 func audioBlob() []arrow.Field {
 	return []arrow.Field{schema.BlobField("audio", schema.MediaAudio, false)}
 }
 
-// namesMedia says whether a column of text has the name of an image or of sound: it may
-// be meant as one of paths.
+// namesMedia reports whether a text column has the name of an image or audio file. Such a
+// column may be meant as the paths.
 func (t *table) namesMedia() bool {
 	for i, f := range t.fields {
 		for row := 0; isText(f.Type) && row < t.rows; row++ {
@@ -152,7 +164,7 @@ func (t *table) namesMedia() bool {
 	return false
 }
 
-// sizes is the estimate of the files.
+// sizes estimates reading the files.
 func (s *list) sizes() (e Estimate) {
 	for _, name := range s.files {
 		file, _, bad := s.found.find(name)
@@ -163,6 +175,7 @@ func (s *list) sizes() (e Estimate) {
 	return e
 }
 
+// Fields implements Source.
 func (s *list) Fields() (meta, blobs []arrow.Field) {
 	if s.paths {
 		meta = append(meta, arrow.Field{Name: schema.PathColumn, Type: arrow.BinaryTypes.String})
@@ -170,6 +183,7 @@ func (s *list) Fields() (meta, blobs []arrow.Field) {
 	return append(meta, s.meta.fields...), s.blobs
 }
 
+// Samples implements Source: the rows by split, then the bad rows of the table.
 func (s *list) Samples(ctx context.Context) iter.Seq2[Sample, error] {
 	return func(yield func(Sample, error) bool) {
 		first := map[string]int{}
@@ -190,7 +204,8 @@ func (s *list) Samples(ctx context.Context) iter.Seq2[Sample, error] {
 	}
 }
 
-// sample makes the sample of a row; first holds the row of each file so far.
+// sample makes the sample of a row. first has the row of each file so far. The order of
+// the cases decides which reason a bad sample has.
 func (s *list) sample(ctx context.Context, row int, first map[string]int) Sample {
 	at := s.meta.lines[row]
 	name, file, key, why := "", "", fmt.Sprintf("%s#%d", filepath.Base(s.path), row), ""
@@ -229,6 +244,8 @@ func (s *list) sample(ctx context.Context, row int, first map[string]int) Sample
 	return out
 }
 
+// detectList reports whether the layout is a table of paths. A Parquet file is one only
+// if no column holds content.
 func (l *layout) detectList() bool {
 	if l.dir || isPattern(l.path) {
 		return false
@@ -267,20 +284,20 @@ func (l *layout) detectList() bool {
 	return false
 }
 
-// clipsFolder is where Common Voice keeps its recordings, beside its tables.
+// clipsFolder is the folder of the recordings of Common Voice, next to its tables.
 const clipsFolder = "clips"
 
-// votes are the columns of Common Voice that are numbers; the others are text, whatever
-// they look like.
+// votes are the numeric columns of Common Voice. All others are text, whatever they look
+// like: an age may be "teens" or "20".
 var votes = []string{"up_votes", "down_votes"}
 
-// voiceSplits are the tables of Common Voice that are splits. The others (validated,
-// other, invalidated) name clips of these once more, or clips without agreement: they are
-// read where one is asked for.
+// voiceSplits are the tables of Common Voice that are splits. The other tables
+// (validated, other, invalidated) name clips of these again, or clips without agreement.
+// They are read only if one is asked for.
 var voiceSplits = []string{"train", "dev", "test"}
 
 // openCommonVoice opens a language of Common Voice: tables of tab-separated values, each
-// a split, that name the clips in the folder beside them.
+// a split, that name clips in the folder next to them.
 func openCommonVoice(ctx context.Context, root string, opts Options) (Source, error) {
 	s := &list{about: about{place: opts.files, format: "commonvoice", path: opts.files.absolute(root)},
 		dir: opts.files.absolute(root), label: -1}
@@ -307,7 +324,7 @@ func openCommonVoice(ctx context.Context, root string, opts Options) (Source, er
 		if err := in.check(filepath.Join(s.dir, file)); err != nil {
 			return nil, err
 		}
-		// Quotation marks are text: one in a sentence may be the first character of it.
+		// Quotation marks are text: a sentence may begin with one.
 		if err := s.place.readFile(ctx, filepath.Join(s.dir, file), func(in *bufio.Reader) error {
 			return t.readDelimited(ctx, file, "voice", true, in)
 		}); err != nil {
@@ -343,7 +360,7 @@ func openCommonVoice(ctx context.Context, root string, opts Options) (Source, er
 	return s, nil
 }
 
-// voiceTables are the tables that are read, and those that are not.
+// voiceTables returns the splits to read, and the names of the tables that are not read.
 func (s *list) voiceTables(asked string) (read, others []string, err error) {
 	entries, err := s.place.readDir(s.dir, 0)
 	if err != nil {
@@ -366,8 +383,8 @@ func (s *list) voiceTables(asked string) (read, others []string, err error) {
 	return read, others, nil
 }
 
-// clip is the path of a recording; "" where a name leads out of the folder. Old releases
-// leave out its extension.
+// clip returns the path of a recording; "" if the name leads out of the folder. Old
+// releases omit the extension.
 func clip(name string) string {
 	if !filepath.IsLocal(name) {
 		return ""
@@ -378,6 +395,7 @@ func clip(name string) string {
 	return path.Join(clipsFolder, filepath.ToSlash(name))
 }
 
+// detectCommonVoice reports whether the layout has clips and a table of Common Voice.
 func (l *layout) detectCommonVoice() bool {
 	inClips := func(name string) bool { return filepath.Dir(name) == clipsFolder && isAudioName(name) }
 	table := func(name string) bool {

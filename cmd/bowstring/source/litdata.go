@@ -21,23 +21,27 @@ import (
 	"bowstring/schema"
 )
 
-// LitData's optimised directories are much as MDS: index.json lists the chunks, and says
-// of all of them how the leaves of a sample are written, and, as a tree, what they are
-// called. A chunk is, in little-endian uint32: the number n of samples, n+1 offsets into
-// the file, then the samples. A sample is the uint32 size of each leaf, then the leaves.
+// LitData's optimised directories resemble MDS. index.json lists the chunks. It has the
+// formats of the leaves of a sample, and, as a tree, their names; both hold for all
+// chunks.
 //
-// With compression, a chunk is compressed as a whole, or a sample each, or samples in
-// batches: then a chunk is a header, the offsets of the samples as if none were
-// compressed, and the offset of each batch.
+// A chunk is, in little-endian uint32: the number n of samples, n+1 offsets into the
+// file, then the samples. A sample is the uint32 size of each leaf, then the leaves.
+//
+// With compression, a chunk is compressed as a whole, or each sample by itself, or
+// samples in batches. A chunk of batches is a header, the offsets of the samples as if
+// nothing were compressed, and the offset of each batch.
 var litData = mdsKind{litFormat, readLitIndex, litDecoder, newLitSurvey, litMedia}
 
+// litFormat is the name of the format, and what readLitIndex gives its shards as format.
 const litFormat = "litdata"
 
+// detectLitData reports whether the layout is an optimised directory of LitData.
 func (l *layout) detectLitData() bool { return l.indexKind() == litFormat }
 
-// indexKind says whose index.json there is, in the directory or in one of its folders:
-// mds or litdata, "" if there is none. One that cannot be read is taken for MDS, which
-// says what is wrong with it.
+// indexKind returns the format of the index.json in the directory or in one of its
+// folders: mds or litdata; "" if there is none. An index.json that cannot be read counts
+// as MDS, whose reader reports what is wrong with it.
 func (l *layout) indexKind() string {
 	if !l.sniffed {
 		l.index, l.sniffed = l.sniffIndex(), true
@@ -45,6 +49,8 @@ func (l *layout) indexKind() string {
 	return l.index
 }
 
+// sniffIndex reads the first key of the index only: an index may have hundreds of
+// megabytes.
 func (l *layout) sniffIndex() string {
 	name := ""
 	if !l.dir {
@@ -75,13 +81,16 @@ func (l *layout) sniffIndex() string {
 	if open, err := d.Token(); err != nil || open != json.Delim('{') {
 		return mosaicML.format
 	}
-	// Keys are sorted, so that the first is chunks, and there is no shards.
+	// LitData sorts the keys, so that the first is chunks or config. MDS has neither of
+	// them.
 	if key, err := d.Token(); err == nil && (key == "chunks" || key == "config") {
 		return litFormat
 	}
 	return mosaicML.format
 }
 
+// openLitData opens an optimised directory with the reader of MDS. It differs in how a
+// shard is opened.
 func openLitData(ctx context.Context, root string, opts Options) (Source, error) {
 	if filepath.Base(root) == "index.json" {
 		root = filepath.Dir(root)
@@ -95,15 +104,18 @@ func openLitData(ctx context.Context, root string, opts Options) (Source, error)
 	return s, s.find(ctx, opts)
 }
 
+// litIndex is index.json.
 type litIndex struct {
 	Chunks []struct {
-		Bytes    int64  `json:"chunk_bytes"` // older versions leave the table of offsets out
+		// Older versions omit the table of offsets from chunk_bytes. The size is
+		// therefore not checked.
+		Bytes    int64  `json:"chunk_bytes"`
 		Samples  int64  `json:"chunk_size"`
 		Filename string `json:"filename"`
 	} `json:"chunks"`
 	Config *struct {
 		Compression string          `json:"compression"`
-		Level       string          `json:"compression_level"` // what is compressed: chunk, batch or sample
+		Level       string          `json:"compression_level"` // chunk, batch or sample
 		Formats     []string        `json:"data_format"`
 		Spec        string          `json:"data_spec"`
 		Encryption  json.RawMessage `json:"encryption"`
@@ -111,6 +123,9 @@ type litIndex struct {
 	} `json:"config"`
 }
 
+// readLitIndex returns the chunks of an index as shards. It rejects what cannot be read:
+// encryption, item loaders without borders between samples, and unknown levels of
+// compression.
 func readLitIndex(data []byte) ([]mdsShard, error) {
 	var index litIndex
 	if err := json.Unmarshal(data, &index); err != nil {
@@ -149,14 +164,15 @@ func readLitIndex(data []byte) ([]mdsShard, error) {
 	return shards, nil
 }
 
-// litSpec is a node of the tree that a sample is.
+// litSpec is a node of the tree of a sample, in the JSON of PyTorch's pytree.
 type litSpec struct {
 	Type     *string   `json:"type"` // nil for a leaf
 	Context  *string   `json:"context"`
 	Children []litSpec `json:"children_spec"`
 }
 
-// litNames returns the names of the leaves: the keys and numbers on the way to them.
+// litNames returns the names of the leaves: the keys and indexes on the path to each,
+// joined by underscores. A sample that is a single value gets the name "value".
 func litNames(spec string) ([]string, error) {
 	var versioned []json.RawMessage
 	if err := json.Unmarshal([]byte(spec), &versioned); err != nil || len(versioned) != 2 {
@@ -181,6 +197,8 @@ func litNames(spec string) ([]string, error) {
 	return names, nil
 }
 
+// leaves appends the names of the leaves below a node. Lists and tuples have indexes for
+// keys. Any other type has no plain form, because it needs Python code to be rebuilt.
 func (s *litSpec) leaves(name string, names []string, depth int) ([]string, error) {
 	if s.Type == nil {
 		if len(names) >= maxColumns {
@@ -218,11 +236,11 @@ func (s *litSpec) leaves(name string, names []string, depth int) ([]string, erro
 }
 
 const (
-	litFramed = "LDFZ01\x00\x00" // what a chunk begins with whose samples are compressed in batches
-	litArrow  = "LDARW01\x00"    // what a chunk ends with whose rows are in Arrow's format
+	litFramed = "LDFZ01\x00\x00" // first bytes of a chunk whose samples are compressed in batches
+	litArrow  = "LDARW01\x00"    // last bytes of a chunk whose rows are stored as Arrow
 )
 
-// openChunk opens a chunk, compressed or not.
+// openChunk opens a chunk, compressed or not, as a reader of its decoded bytes.
 func (s *mds) openChunk(from sequence, p mdsPart, sh mdsShard) (_ *shardReader, err error) {
 	path := filepath.Join(p.dir, sh.Raw.Basename)
 	f, err := from.open(path)
@@ -243,6 +261,8 @@ func (s *mds) openChunk(from sequence, p mdsPart, sh mdsShard) (_ *shardReader, 
 		return Extent{File: file, Offset: at, Length: size}
 	}}
 	switch {
+	// A chunk of lists of dicts has an Arrow file after its samples, which have no
+	// content then.
 	case algorithm == "" || sh.level == "sample":
 		tail := make([]byte, len(litArrow))
 		if n, _ := f.ReadAt(tail, max(f.Size()-int64(len(tail)), 0)); string(tail[:n]) == litArrow {
@@ -264,14 +284,21 @@ func (s *mds) openChunk(from sequence, p mdsPart, sh mdsShard) (_ *shardReader, 
 	return r, nil
 }
 
-// litFrame is a batch of samples.
+// litFrame is a compressed batch of samples. at is its beginning in the chunk as if
+// nothing were compressed.
 type litFrame struct {
 	at   int64 // where it begins in the chunk as if nothing were compressed
 	unit *schema.Unit
 }
 
-// frame reads the header of a chunk that is compressed in batches, and has r read what
-// the chunk were without.
+// frame reads the header of a chunk of batches. Afterwards r reads the chunk as if
+// nothing were compressed, so that the reader of shards needs no further case.
+//
+// The header is, in little-endian: 8 bytes of magic, u16 version, u32 number of samples
+// at byte 12, u32 number of batches at byte 20. Then come the n+1 offsets and 24 bytes
+// for each batch: u32 first sample, u32 number of samples, u64 offset, u32 compressed
+// size, u32 decoded size. Batches must be in order, without overlap, and end with the
+// file.
 func (r *shardReader) frame(f *File) error {
 	in := bufio.NewReaderSize(io.NewSectionReader(f, 0, f.Size()), 32<<10)
 	head := make([]byte, 24)
@@ -295,6 +322,8 @@ func (r *shardReader) frame(f *File) error {
 		return fmt.Errorf("%w: %w", errCut, err)
 	}
 	defer buffers.put(table)
+	// Offsets in the header begin after the table; those of a plain chunk begin with the
+	// file.
 	begin := 4 + int64(len(offsets))
 	plain := binary.LittleEndian.AppendUint32(make([]byte, 0, begin), uint32(n))
 	for i := range n + 1 {
@@ -340,15 +369,18 @@ func (r *shardReader) frame(f *File) error {
 	return nil
 }
 
-// litFrames reads batches one after the other, as they are decoded.
+// litFrames reads the decoded batches in a row.
 type litFrames struct {
 	file   *File
 	frames []litFrame
 	z      *zstd.Decoder
-	left   int64 // bytes of the batch that is read
-	open   bool
+	// left is how many bytes of the open batch are still to be read.
+	left int64
+	open bool
 }
 
+// Read implements io.Reader. A batch must have exactly the decoded size that the header
+// states.
 func (l *litFrames) Read(p []byte) (int, error) {
 	for {
 		if l.open && l.left > 0 {
@@ -360,6 +392,7 @@ func (l *litFrames) Read(p []byte) (int, error) {
 			}
 			return n, err
 		}
+		// The batch must be at its end here. This read also verifies zstd's checksum.
 		if l.open {
 			var more [1]byte
 			if n, err := l.z.Read(more[:]); n > 0 {
@@ -382,8 +415,8 @@ func (l *litFrames) Read(p []byte) (int, error) {
 
 var errBatch = errors.New("a batch that has another size decoded than the chunk says")
 
-// inflate decodes a sample that is compressed by itself, and begins at a byte of the
-// shard.
+// inflate decodes a sample that is compressed by itself and begins at byte begin of the
+// shard. Its extents are in a unit of its own.
 func (i *mdsItem) inflate(r *shardReader, begin int64) error {
 	packed := i.buf
 	defer buffers.put(packed)
@@ -396,6 +429,8 @@ func (i *mdsItem) inflate(r *shardReader, begin int64) error {
 		return err
 	}
 	defer z.Close()
+	// The frame's own size may be false, so the buffer grows while it is filled; see
+	// readBuffer.
 	if head.HasFCS && head.FrameContentSize <= maxBlob {
 		i.buf, err = readBuffer(z, int64(head.FrameContentSize))
 	} else {
@@ -416,8 +451,8 @@ func (i *mdsItem) inflate(r *shardReader, begin int64) error {
 	return nil
 }
 
-// litDtypes are the types of values by their numbers: those of arrays of NumPy, and those
-// of tensors. Others have no place in a column, or another number in each version.
+// litDtypes are LitData's numbers of types: litNumPy for arrays of NumPy, litTorch for
+// tensors. Other types have no column type, or different numbers in different versions.
 var (
 	litNumPy = []string{"int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "float32",
 		"float64"}
@@ -425,6 +460,7 @@ var (
 		12: "int8", 13: "int16", 14: "int16", 15: "int32", 16: "int32", 17: "int64", 18: "int64", 20: "uint16"}
 )
 
+// litDtype returns the type of a number.
 func litDtype(of []string, number uint64) (string, error) {
 	if number >= uint64(len(of)) || of[number] == "" {
 		return "", fmt.Errorf("values of the type number %d of litdata, which has no plain form; want whole numbers or "+
@@ -433,7 +469,8 @@ func litDtype(of []string, number uint64) (string, error) {
 	return of[number], nil
 }
 
-// newLitSurvey returns nil for a format of leaves that is sufficient.
+// newLitSurvey returns the survey for a leaf format whose column depends on all values;
+// nil for any other.
 func newLitSurvey(format string) mdsSurvey {
 	switch format {
 	case "jpeg_array":
@@ -450,8 +487,9 @@ func newLitSurvey(format string) mdsSurvey {
 	return nil
 }
 
-// splitLit reads what stands before the values of an array or a tensor: type, number of
-// dimensions, dimensions.
+// splitLit splits an array or tensor into type, shape and values. Its header is u32 type,
+// u32 number of dimensions, and u32 for each dimension. Arrays are little-endian, tensors
+// big-endian.
 func splitLit(of []string, order binary.ByteOrder, b []byte) (string, []int, []byte, error) {
 	if len(b) < 8 {
 		return "", nil, nil, fmt.Errorf("%w: an array without a type", errCut)

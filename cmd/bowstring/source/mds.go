@@ -25,16 +25,18 @@ import (
 	"bowstring/schema"
 )
 
-// mds is a directory of MosaicML MDS shards, format version 2, or one such directory per
-// split. This follows the library that defines the format, mosaicml-streaming:
+// mds is a directory of MosaicML MDS shards, format version 2, or one such directory for
+// each split. It follows the library that defines the format, mosaicml-streaming:
 //
-// index.json lists the shards, each with the names, encodings and fixed sizes (or
-// null) of its columns. A shard is, in little-endian uint32: the number n of
-// samples, n+1 offsets into the file, JSON of no further use, then the samples.
-// A sample is the uint32 size of each column that has no fixed one, then the
-// columns. A compressed shard is compressed as a whole.
+//	index.json lists the shards, each with the names, encodings and fixed sizes (or
+//	null) of its columns. A shard is, in little-endian uint32: the number n of
+//	samples, n+1 offsets into the file, JSON of no further use, then the samples.
+//	A sample is the uint32 size of each column that has no fixed one, then the
+//	columns. A compressed shard is compressed as a whole.
 //
-// Shards are read front to back, so that a compressed one needs no room.
+// Shards are read from front to back, so that a compressed shard is never decoded to
+// disk. The same reader serves LitData, whose shards differ only in index, encodings and
+// compression: see mdsKind.
 type mds struct {
 	about
 	choice  *choice
@@ -48,7 +50,9 @@ type mds struct {
 	open func(in sequence, p mdsPart, sh mdsShard) (*shardReader, error)
 }
 
-// mdsKind is how values are written: as MDS has them, or as LitData.
+// mdsKind is what differs between MDS and LitData. index parses index.json. decoder
+// returns the type and decoder of an encoding, survey the survey that the encoding needs,
+// or nil. media returns the media of a blob column by the first sample.
 type mdsKind struct {
 	format  string
 	index   func(data []byte) ([]mdsShard, error)
@@ -57,6 +61,7 @@ type mdsKind struct {
 	media   func(encoding string, sample []byte) string
 }
 
+// mosaicML is MDS itself.
 var mosaicML = mdsKind{"mds", readMDSIndex, mdsDecoder, newMDSSurvey, func(encoding string, sample []byte) string {
 	if encoding == "bytes" {
 		return mediaOf("", sample)
@@ -64,24 +69,27 @@ var mosaicML = mdsKind{"mds", readMDSIndex, mdsDecoder, newMDSSurvey, func(encod
 	return schema.MediaImage
 }}
 
-// mdsPart is a directory with an index.
+// mdsPart is a directory with an index: the whole data set or one split.
 type mdsPart struct {
 	split  string
 	dir    string
 	shards []mdsShard
 }
 
+// mdsIndex is index.json of MDS.
 type mdsIndex struct {
 	Version int        `json:"version"`
 	Shards  []mdsShard `json:"shards"`
 }
 
+// readMDSIndex parses index.json of MDS.
 func readMDSIndex(data []byte) ([]mdsShard, error) {
 	var index mdsIndex
 	err := json.Unmarshal(data, &index)
 	return index.Shards, err
 }
 
+// openMDS opens a directory, or the index.json in it.
 func openMDS(ctx context.Context, root string, opts Options) (Source, error) {
 	if filepath.Base(root) == "index.json" {
 		root = filepath.Dir(root)
@@ -95,7 +103,8 @@ func openMDS(ctx context.Context, root string, opts Options) (Source, error) {
 	return s, s.find(ctx, opts)
 }
 
-// find finds out what there is.
+// find reads the indexes and decides about the columns. It checks the shards' entries,
+// marks known shards, surveys the columns that need it, and reads the first sample.
 func (s *mds) find(ctx context.Context, opts Options) error {
 	in, err := s.place.boundsOf(s.path, opts)
 	if err != nil {
@@ -120,6 +129,7 @@ func (s *mds) find(ctx context.Context, opts Options) error {
 	if err := s.begin(opts, s.estimates()); err != nil {
 		return err
 	}
+	// The survey comes after begin: it reads all shards, and the caller may decline.
 	if err := s.survey(ctx); err != nil {
 		return err
 	}
@@ -130,8 +140,8 @@ func (s *mds) find(ctx context.Context, opts Options) error {
 	return s.makeFields(first)
 }
 
-// findKnown marks the shards whose rows are known. One is read in any case, as its
-// samples show what the bytes hold.
+// findKnown marks the shards whose rows are known from the previous snapshot. One shard
+// is always read, because only samples show which media a blob column has.
 func (s *mds) findKnown(split string) {
 	all := true
 	for _, p := range s.parts {
@@ -152,17 +162,18 @@ func (s *mds) findKnown(split string) {
 	}
 }
 
-// asShard is a shard as other formats have it.
+// asShard returns a shard in the form that the functions for all formats take.
 func (s *mds) asShard(p mdsPart, sh mdsShard) shard {
 	name, _ := s.file(p, sh)
 	return shard{path: filepath.Join(p.dir, name.Basename), rel: filepath.ToSlash(filepath.Join(p.split, sh.Raw.Basename)),
 		split: p.split, known: sh.known}
 }
 
-// mdsKey is that of a sample, by its number in its split.
+// mdsKey returns the key of a sample: its split and its number in the split.
 func mdsKey(p mdsPart, number int64) string { return path.Join(p.split, strconv.FormatInt(number, 10)) }
 
-// findParts reads the index of the directory, or those of its folders.
+// findParts reads the index of the directory, or those of its folders. Paths in an index
+// come from the author of the data and are checked against the bounds.
 func (s *mds) findParts(ctx context.Context, asked string, in *bounds) error {
 	dirs := map[string]string{}
 	if _, err := s.place.stat(filepath.Join(s.path, "index.json")); err == nil {
@@ -224,7 +235,8 @@ func (s *mds) findParts(ctx context.Context, asked string, in *bounds) error {
 	return nil
 }
 
-// addColumns checks a shard's entry in the index.
+// addColumns checks a shard's entry in the index. All shards must have the same columns:
+// one snapshot has one schema.
 func (s *mds) addColumns(p mdsPart, sh mdsShard) error {
 	at := filepath.Join(p.dir, sh.Raw.Basename)
 	fail := func(format string, args ...any) error {
@@ -263,7 +275,8 @@ func (s *mds) addColumns(p mdsPart, sh mdsShard) error {
 	return nil
 }
 
-// firstSample returns the columns of the first sample, to see what its bytes hold.
+// firstSample returns the columns of the first readable sample. Their content decides the
+// media of blob columns.
 func (s *mds) firstSample(ctx context.Context) (found [][]byte) {
 	in := alone{s.place, ctx}
 	for _, p := range s.parts {
@@ -286,7 +299,8 @@ func (s *mds) firstSample(ctx context.Context) (found [][]byte) {
 	return make([][]byte, len(s.columns))
 }
 
-// makeFields decides what each column becomes.
+// makeFields decides for each column whether it becomes metadata or blobs, and under
+// which name.
 func (s *mds) makeFields(samples [][]byte) error {
 	if s.columns == nil {
 		return fmt.Errorf("%w: the index lists no shards", schema.ErrInvalid)
@@ -310,6 +324,8 @@ func (s *mds) makeFields(samples [][]byte) error {
 			return fmt.Errorf("%w: column %q: %w", schema.ErrInvalid, c.name, err)
 		}
 		if typ != nil {
+			// A column with a type is metadata. Without one its bytes are a blob, or with
+			// a survey several images.
 			c.decode = decode
 			s.meta = append(s.meta, arrow.Field{Name: name, Type: typ, Nullable: true})
 			continue
@@ -325,9 +341,10 @@ func (s *mds) makeFields(samples [][]byte) error {
 	return s.tokens.check()
 }
 
+// Fields implements Source.
 func (s *mds) Fields() (meta, blobs []arrow.Field) { return s.meta, s.blobs }
 
-// Samples names a sample by its split and its number there.
+// Samples implements Source. The key of a sample is its split and number.
 func (s *mds) Samples(ctx context.Context) iter.Seq2[Sample, error] {
 	type numbered struct {
 		mdsPart
@@ -359,7 +376,8 @@ func (s *mds) Samples(ctx context.Context) iter.Seq2[Sample, error] {
 	}
 }
 
-// sample makes a sample of what was read.
+// sample makes a sample from what was read. Blobs are slices of the item's buffer, which
+// Release returns to the pool.
 func (s *mds) sample(key, split string, item mdsItem) Sample {
 	buf, columns := item.buf, item.columns
 	out := Sample{Key: key, Split: split, Size: int64(len(buf)), Release: func() { buffers.put(buf) }}
@@ -367,7 +385,7 @@ func (s *mds) sample(key, split string, item mdsItem) Sample {
 		out.Bad = item.err.Error()
 		return out
 	}
-	end := item.whole // of the columns, which fill the end of the sample
+	end := item.whole // end of the current column; the columns fill the end of the sample
 	for _, n := range item.sizes {
 		end -= n
 	}
@@ -385,7 +403,7 @@ func (s *mds) sample(key, split string, item mdsItem) Sample {
 				out.Bad = cmp.Or(out.Bad, fmt.Sprintf("%s: %v", Quoted(c.name), err))
 				images = make([][]byte, c.images)
 			}
-			at := end // of the images, which fill the end of the column
+			at := end // start of the first image; the images fill the end of the column
 			for _, image := range images {
 				at -= int64(len(image))
 			}
@@ -417,8 +435,11 @@ func (s *mds) sample(key, split string, item mdsItem) Sample {
 	return out
 }
 
+// detectMDS reports whether the layout has an index.json of MDS.
 func (l *layout) detectMDS() bool { return l.indexKind() == mosaicML.format }
 
+// mdsShard is the entry of a shard in index.json. Sizes has nil for a column of variable
+// size. Raw is the decoded shard, Zip the compressed one; a directory may have either.
 type mdsShard struct {
 	Format      string   `json:"format"`
 	Version     int      `json:"version"`
@@ -429,58 +450,60 @@ type mdsShard struct {
 	Samples     int64    `json:"samples"`
 	Raw         mdsFile  `json:"raw_data"`
 	Zip         *mdsFile `json:"zip_data"`
-	level       string   // of LitData: what is compressed
-	known       int64    // rows that are known from before, so that it is not read; 0: it is read
+	level       string   // compression level of LitData: chunk, batch or sample
+	known       int64    // rows known from the previous snapshot, so that the shard is not read; 0 if it is read
 }
 
+// mdsFile is a file of a shard and its size in bytes.
 type mdsFile struct {
 	Basename string `json:"basename"`
 	Bytes    int64  `json:"bytes"`
 }
 
-// mdsColumn says how a column is read: decode makes a metadata value; without
-// it the bytes are a blob.
+// mdsColumn says how a column is read. decode makes a metadata value of its bytes. If
+// decode is nil, the bytes are a blob.
 type mdsColumn struct {
 	name, encoding string
 	size           int64 // fixed, or -1
 	decode         func([]byte) (any, error)
-	survey         mdsSurvey // if all values decide what the column becomes
-	images         int       // of a sample, in a list of them
-	left           bool      // out: it is not read
+	survey         mdsSurvey // nil unless all values together decide what the column becomes
+	images         int       // images of each sample, in a column of lists of images
+	left           bool      // left out: not read
 }
 
-// Bounds of what an index and a shard may claim. A shard that the library writes has 64
-// MB.
+// Bounds for what an index and a shard may claim. The library writes shards of 64 MB by
+// default.
 const (
 	maxIndex        = 256 << 20
 	maxShardSamples = 1 << 24
-	snappyRatio     = 64 // a copy of 64 bytes takes 2 at least
+	snappyRatio     = 64 // a copy of at most 64 bytes takes 2 bytes or more
 )
 
-// shardReader reads a shard front to back, as it is decoded.
+// shardReader reads the decoded bytes of a shard from front to back. close frees it.
 type shardReader struct {
 	io.Reader
 	close func() error
-	// extent is the place of bytes of the decoded shard.
+	// extent returns the extent of bytes of the decoded shard.
 	extent func(at, size int64) Extent
 	unit   *schema.Unit // the shard, if it is compressed as a whole
-	each   bool         // each sample is compressed by zstd
+	each   bool         // each sample is compressed by zstd on its own
 	file   string       // name in Files
 }
 
-// mdsItem is a sample as it was read.
+// mdsItem is a sample as it was read. The visitor owns it, and returns buf to the pool.
 type mdsItem struct {
 	number  int64                       // in the shard
-	buf     []byte                      // it, which then is the visitor's
-	whole   int64                       // its size
+	buf     []byte                      // the sample's bytes
+	whole   int64                       // size of the sample, also if it was not read
 	sizes   []int64                     // of the columns
-	columns [][]byte                    // in buf; nil for a blob of one that was walked
-	walked  bool                        // blobs were not read
-	extent  func(at, size int64) Extent // of bytes of buf
-	err     error                       // what is wrong with it
+	columns [][]byte                    // slices of buf; nil for a blob that was not read
+	walked  bool                        // the blobs were not read
+	extent  func(at, size int64) Extent // the extent of bytes of buf
+	err     error                       // what is wrong with the sample
 }
 
-// file returns the file of a shard, and whether it is the compressed one.
+// file returns the file of a shard, and whether it is the compressed one. The decoded
+// file is preferred: its blobs need no decoding.
 func (s *mds) file(p mdsPart, sh mdsShard) (name mdsFile, compressed bool) {
 	if sh.Zip != nil {
 		if _, err := s.place.stat(filepath.Join(p.dir, sh.Raw.Basename)); err != nil {
@@ -490,7 +513,7 @@ func (s *mds) file(p mdsPart, sh mdsShard) (name mdsFile, compressed bool) {
 	return sh.Raw, false
 }
 
-// paths are those of the shards that are read.
+// paths returns the paths of the shards that are read.
 func (s *mds) paths() (all []string) {
 	for _, p := range s.parts {
 		for _, sh := range p.shards {
@@ -502,7 +525,8 @@ func (s *mds) paths() (all []string) {
 	return all
 }
 
-// openShard opens a shard, compressed or not.
+// openShard opens a shard, compressed or not. A file of another size than the index
+// states is an error: it is incomplete, or of another version of the data set.
 func (s *mds) openShard(from sequence, p mdsPart, sh mdsShard) (_ *shardReader, err error) {
 	name, compressed := s.file(p, sh)
 	f, err := from.open(filepath.Join(p.dir, name.Basename))
@@ -539,7 +563,8 @@ func (s *mds) inflate(in *bufio.Reader, name mdsFile, sh mdsShard) (io.Reader, f
 	if algorithm, _, _ := strings.Cut(sh.Compression, ":"); algorithm != "snappy" {
 		return decompress(in, sh.Compression)
 	}
-	// One block, which has to be in memory.
+	// Snappy without frames is one block, which must be in memory. Its claimed size is
+	// checked before memory is taken for it.
 	if name.Bytes > maxBlob || sh.Raw.Bytes > maxBlob {
 		return nil, nil, fmt.Errorf("a snappy shard of %d bytes is too large, more than %d", sh.Raw.Bytes,
 			int64(maxBlob))
@@ -562,7 +587,8 @@ func (s *mds) inflate(in *bufio.Reader, name mdsFile, sh mdsShard) (io.Reader, f
 	return bytes.NewReader(block), func() {}, nil
 }
 
-// readTable32 reads what a shard begins with: how many samples it has, and their offsets.
+// readTable32 reads the head of a shard: the number of samples, which must be that of the
+// index, and their offsets. The caller returns the table to the pool.
 func readTable32(r io.Reader, sh mdsShard) ([]byte, error) {
 	var count [4]byte
 	if _, err := io.ReadFull(r, count[:]); err != nil {
@@ -578,8 +604,8 @@ func readTable32(r io.Reader, sh mdsShard) ([]byte, error) {
 	return table, nil
 }
 
-// sampleAt returns the offsets of a sample by the table; the one before it ends at a
-// byte.
+// sampleAt returns the offsets of sample i. at is where the sample before ends. Samples
+// must follow each other; only before the first there are other bytes.
 func sampleAt(table []byte, i, at int64) (begin, end int64, err error) {
 	begin, end = int64(binary.LittleEndian.Uint32(table[4*i:])), int64(binary.LittleEndian.Uint32(table[4*i+4:]))
 	switch {
@@ -591,7 +617,7 @@ func sampleAt(table []byte, i, at int64) (begin, end int64, err error) {
 	return begin, end, nil
 }
 
-// check looks whether an open file has the size that the index says.
+// check returns an error if an open file does not have the size in the index.
 func (m mdsFile) check(f *File) error {
 	if f.Size() == m.Bytes {
 		return nil
@@ -603,8 +629,8 @@ func (m mdsFile) check(f *File) error {
 	return err
 }
 
-// readShard hands each sample of a shard to visit. It returns what is wrong with the
-// shard.
+// readShard passes each sample of a shard to visit, until visit returns false. Its error
+// is about the shard; what is wrong with a single sample is in the item.
 func (s *mds) readShard(ctx context.Context, in sequence, p mdsPart, sh mdsShard, visit func(mdsItem) bool) error {
 	r, err := s.open(in, p, sh)
 	if err != nil {
@@ -617,6 +643,9 @@ func (s *mds) readShard(ctx context.Context, in sequence, p mdsPart, sh mdsShard
 	}
 	defer buffers.put(table)
 	offset := func(i int64) int64 { return int64(binary.LittleEndian.Uint32(table[4*i:])) }
+	// LitData does not state the decoded size; the last offset is it. If MDS states
+	// another size than the last offset, units would be rejected later, so the blobs get
+	// no extent.
 	if u := r.unit; u != nil && u.Size < 0 {
 		u.Size = offset(sh.Samples)
 	} else if u != nil && offset(sh.Samples) != u.Size {
@@ -654,7 +683,7 @@ func (s *mds) readShard(ctx context.Context, in sequence, p mdsPart, sh mdsShard
 			return context.Cause(ctx)
 		}
 	}
-	// Only the end of a compressed shard shows whether it is whole.
+	// Only at the end of a compressed stream its checksum is verified.
 	switch n, err := io.CopyN(io.Discard, r, 1); {
 	case n > 0:
 		return fmt.Errorf("%w: bytes follow the last of %d samples, which ends at byte %d", errJunk, sh.Samples, at)
@@ -664,7 +693,7 @@ func (s *mds) readShard(ctx context.Context, in sequence, p mdsPart, sh mdsShard
 	return nil
 }
 
-// cut divides a sample into its columns.
+// cut divides a sample into its columns, which are slices of buf.
 func (s *mds) cut(buf []byte) (columns [][]byte, sizes []int64, err error) {
 	sizes, rest, err := s.sizes(buf, int64(len(buf)))
 	if err != nil {
@@ -678,13 +707,14 @@ func (s *mds) cut(buf []byte) (columns [][]byte, sizes []int64, err error) {
 	return columns, sizes, nil
 }
 
-// sizes reads the sizes of a sample's columns from its first bytes. whole is its length.
-// It also returns what follows them.
+// sizes reads the sizes of a sample's columns from its first bytes. whole is the size of
+// the sample. It also returns the bytes after the sizes. The columns must fill the sample
+// exactly.
 func (s *mds) sizes(head []byte, whole int64) (sizes []int64, rest []byte, err error) {
 	sizes, rest = make([]int64, len(s.columns)), head
 	left := whole
 	for i, c := range s.columns {
-		if c.size > 0 { // the library takes 0 for not fixed, too
+		if c.size > 0 { // the library takes 0 for variable, too
 			sizes[i] = c.size
 			continue
 		}
@@ -710,8 +740,8 @@ func (s *mds) sizes(head []byte, whole int64) (sizes []int64, rest []byte, err e
 	return sizes, rest, nil
 }
 
-// walkable says whether samples can be found without reading them: by the tables at the
-// fronts of shards that are not compressed, and the sizes with which samples begin.
+// walkable reports whether the extents of blobs can be found without reading them: from
+// the tables at the front of uncompressed shards, and the sizes at the front of samples.
 func (s *mds) walkable() bool {
 	if s.kind.format != mosaicML.format || s.surveyed() {
 		return false
@@ -726,7 +756,7 @@ func (s *mds) walkable() bool {
 	return true
 }
 
-// estimates is what reading the shards takes, and what walking does.
+// estimates returns the cost of reading the shards, and that of walking them.
 func (s *mds) estimates() Estimate {
 	times := int64(1)
 	if s.surveyed() {
@@ -740,7 +770,7 @@ func (s *mds) estimates() Estimate {
 	return e
 }
 
-// walkShard is readShard without reading the shard's blobs.
+// walkShard is readShard without reading blobs.
 func (s *mds) walkShard(ctx context.Context, p mdsPart, sh mdsShard, visit func(mdsItem) bool) error {
 	path := filepath.Join(p.dir, sh.Raw.Basename)
 	f, err := s.place.openParts(ctx, path, windowBytes)
@@ -811,16 +841,18 @@ func (s *mds) inspect(f *File, item *mdsItem, head []byte, begin, end int64) err
 	return nil
 }
 
-// mdsSurvey looks at all values of a column whose encoding alone does not decide what it
-// becomes.
+// mdsSurvey looks at all values of a column whose encoding alone does not decide what the
+// column becomes.
 type mdsSurvey interface {
+	// observe looks at one value. It returns an error for a value that cannot be read,
+	// which then counts for nothing.
 	observe(b []byte) error
 	// decide returns the type and the decoder of the values, or how many images each of
 	// them has.
 	decide() (t arrow.DataType, decode func([]byte) (any, error), images int, err error)
 }
 
-// newMDSSurvey returns nil for an encoding that is sufficient.
+// newMDSSurvey returns the survey for an encoding; nil if the encoding suffices.
 func newMDSSurvey(encoding string) mdsSurvey {
 	name, args, _ := strings.Cut(encoding, ":")
 	switch {
@@ -834,17 +866,18 @@ func newMDSSurvey(encoding string) mdsSurvey {
 	return nil
 }
 
-// surveyed says whether the type of some column depends on all of its values.
+// surveyed reports whether the type of any column depends on all its values.
 func (s *mds) surveyed() bool {
 	return slices.ContainsFunc(s.columns, func(c mdsColumn) bool { return c.survey != nil })
 }
 
-// survey reads all samples, if there are columns that need it. Errors in a shard or a
-// sample occur again, and are reported, when the samples are read.
+// survey reads all samples, if a column needs that. Errors are ignored here: they occur
+// again when the samples are read, and are reported then.
 func (s *mds) survey(ctx context.Context) error {
 	if !s.surveyed() {
 		return nil
 	}
+	// The shards are read again for their samples, so what fits in memory is kept.
 	defer s.place.readTwice(s.paths())()
 	in := s.place.inOrder(ctx, s.paths())
 	defer in.close()
@@ -870,10 +903,11 @@ func (s *mds) survey(ctx context.Context) error {
 	return nil
 }
 
-// surveyedInts are whole numbers in writing, of any size: int64 if all fit, else uint64,
-// else text.
+// surveyedInts are integers as text, of any size. The type is int64 if all fit, else
+// uint64, else text. Python writes integers without a bound.
 type surveyedInts struct{ unsigned, signed, text bool }
 
+// observe implements mdsSurvey.
 func (s *surveyedInts) observe(b []byte) error {
 	text := string(b)
 	if _, err := strconv.ParseInt(text, 10, 64); err == nil {
@@ -890,6 +924,7 @@ func (s *surveyedInts) observe(b []byte) error {
 	return nil
 }
 
+// decide implements mdsSurvey.
 func (s *surveyedInts) decide() (arrow.DataType, func([]byte) (any, error), int, error) {
 	switch {
 	case s.text || s.signed && s.unsigned:
@@ -915,7 +950,7 @@ func isWholeText(text string) bool {
 	return digits != "" && len(text)-len(digits) <= 1 && strings.Trim(digits, "0123456789") == ""
 }
 
-// isMDSImages says whether an encoding is that of several images a sample.
+// isMDSImages reports whether an encoding has several images a sample.
 func isMDSImages(encoding string) bool {
 	switch encoding {
 	case "list[jpeg]", "list[png]", "jpeg_array", "jpegarray":
@@ -924,17 +959,18 @@ func isMDSImages(encoding string) bool {
 	return false
 }
 
-// maxImages bounds the images of a sample: each image is a column.
+// maxImages bounds the images of a sample, because each becomes a column.
 const maxImages = 256
 
-// surveyedImages are lists of images. A row has one blob in each column, so that they
-// become as many columns as each of the lists has images.
+// surveyedImages are lists of images. A row has one blob in each column. A list therefore
+// becomes as many columns as it has images, which must be the same number in all samples.
 type surveyedImages struct {
 	encoding    string
 	seen        bool
 	least, most int
 }
 
+// observe implements mdsSurvey.
 func (s *surveyedImages) observe(b []byte) error {
 	images, err := mdsImages(s.encoding, b)
 	if err != nil {
@@ -948,6 +984,7 @@ func (s *surveyedImages) observe(b []byte) error {
 	return nil
 }
 
+// decide implements mdsSurvey.
 func (s *surveyedImages) decide() (arrow.DataType, func([]byte) (any, error), int, error) {
 	const advice = "write a sample for each image, or a column for each of a fixed number of images"
 	switch {
@@ -995,23 +1032,28 @@ func mdsImages(encoding string, b []byte) ([][]byte, error) {
 	return images, nil
 }
 
-// mdsDtypes are the types of an array's values by the numbers that stand in its first
-// byte.
+// mdsDtypes are the types of an array's values by the number in its first byte.
+// mosaicml-streaming defines the numbers: the bits of the type, plus 1 for signed and 2
+// for floating point.
 var mdsDtypes = map[byte]string{8: "uint8", 9: "int8", 16: "uint16", 17: "int16", 18: "float16", 32: "uint32",
 	33: "int32", 34: "float32", 64: "uint64", 65: "int64", 66: "float64"}
 
-// surveyedArrays are arrays that state their own shapes, and their types unless dtype
-// states it. They become nested lists, if all have as many dimensions and one type.
+// surveyedArrays are arrays with a shape of their own, and a type of their own unless
+// dtype states it. They become nested lists if all have one type and one number of
+// dimensions.
 type surveyedArrays struct {
-	dtype string // "" where each array has its own
-	// split reads what stands before the values; nil for arrays as MDS has them
+	dtype string // "" if each array states its own
+	// split parses an array; nil for the format of MDS.
 	split func(b []byte) (dtype string, dims []int, values []byte, err error)
 	seen  bool
-	found string // type
+	// found and ndim are the type and the number of dimensions of the first array. other
+	// describes one that differs.
+	found string
 	ndim  int
 	other string // what another array is
 }
 
+// divide parses an array in the format of the column.
 func (s *surveyedArrays) divide(b []byte) (dtype string, dims []int, values []byte, err error) {
 	if s.split != nil {
 		return s.split(b)
@@ -1019,6 +1061,7 @@ func (s *surveyedArrays) divide(b []byte) (dtype string, dims []int, values []by
 	return splitArray(s.dtype, b)
 }
 
+// observe implements mdsSurvey.
 func (s *surveyedArrays) observe(b []byte) error {
 	dtype, dims, _, err := s.divide(b)
 	if err != nil {
@@ -1033,6 +1076,7 @@ func (s *surveyedArrays) observe(b []byte) error {
 	return nil
 }
 
+// decide implements mdsSurvey.
 func (s *surveyedArrays) decide() (arrow.DataType, func([]byte) (any, error), int, error) {
 	if s.other != "" {
 		return nil, nil, 0, fmt.Errorf("encoding ndarray holds %s of %d dimensions and %s, and a column has one type; "+
@@ -1058,8 +1102,10 @@ func (s *surveyedArrays) decide() (arrow.DataType, func([]byte) (any, error), in
 	}, 0, nil
 }
 
-// splitArray reads what stands before the values of an array: their type, unless it is
-// known, and the shape.
+// splitArray splits an array of MDS into type, shape and values. A byte has the type,
+// unless dtype states it. The next byte has the number of dimensions times 4, plus the
+// power of two that is the width of each dimension. Then come the dimensions and the
+// values.
 func splitArray(dtype string, b []byte) (string, []int, []byte, error) {
 	all := len(b)
 	if dtype == "" {
@@ -1102,8 +1148,8 @@ func splitArray(dtype string, b []byte) (string, []int, []byte, error) {
 	return dtype, dims, b, nil
 }
 
-// mdsDecoder returns the type and the decoder of an MDS encoding. A nil type
-// means that the bytes are a blob as they are.
+// mdsDecoder returns the type and the decoder for an encoding of MDS. A nil type means
+// that the bytes are a blob.
 func mdsDecoder(encoding string) (arrow.DataType, func([]byte) (any, error), error) {
 	name, args, _ := strings.Cut(encoding, ":")
 	switch name {
@@ -1146,12 +1192,14 @@ func mdsDecoder(encoding string) (arrow.DataType, func([]byte) (any, error), err
 		"float64, ndarray, ndarray:DTYPE or ndarray:DTYPE:SHAPE", encoding)
 }
 
+// mdsScalar is a numeric type: its Arrow type, its size in bytes, and its decoder.
 type mdsScalar struct {
 	typ  arrow.DataType
 	size int
 	read func([]byte) any // little-endian
 }
 
+// mdsScalars are the numeric encodings by name.
 var mdsScalars = map[string]mdsScalar{
 	"int8":   {arrow.PrimitiveTypes.Int8, 1, func(b []byte) any { return int8(b[0]) }},
 	"int16":  {arrow.PrimitiveTypes.Int16, 2, func(b []byte) any { return int16(binary.LittleEndian.Uint16(b)) }},
@@ -1172,7 +1220,8 @@ var mdsScalars = map[string]mdsScalar{
 	}},
 }
 
-// mdsArray decodes an ndarray of a fixed type and shape as nested lists of fixed size.
+// mdsArray returns the decoder for arrays of fixed type and shape, as nested lists of
+// fixed size. The values have no header.
 func mdsArray(args string) (arrow.DataType, func([]byte) (any, error), error) {
 	dtype, shape, fixed := strings.Cut(args, ":")
 	s, ok := mdsScalars[dtype]
@@ -1203,6 +1252,8 @@ func mdsArray(args string) (arrow.DataType, func([]byte) (any, error), error) {
 	}, nil
 }
 
+// nest makes nested lists of an array's values. Integers of the innermost dimension stay
+// bytes (Numbers), which saves a boxed value for each.
 func nest(b []byte, dims []int, s mdsScalar) any {
 	if len(dims) == 0 {
 		return s.read(b)

@@ -17,9 +17,9 @@ import (
 	"bowstring/schema"
 )
 
-// megatron is pairs of files as Megatron-LM's IndexedDatasetBuilder writes them: NAME.bin
-// has the token ids of all sequences one behind the other, and NAME.idx says where. An
-// index is, in little-endian:
+// megatron is pairs of files as the IndexedDatasetBuilder of Megatron-LM writes them.
+// NAME.bin has the token ids of all sequences without gaps, and NAME.idx has their
+// places. An index is, in little-endian:
 //
 //	"MMIDIDX" and two zero bytes
 //	u64 version, 1
@@ -31,45 +31,48 @@ import (
 //	i64 D borders: document d has the sequences from border d to border d+1
 //	i8  S modes, of data that is not text alone
 //
-// A sample is a document. An index may be larger than memory: it is read as the documents
-// are.
+// A sample is a document. An index may be larger than memory, so that it is read along
+// with the documents.
 type megatron struct {
 	about
 	choice *choice
 	shards []shard // of .idx; rel has no ending
 	heads  []megatronHead
 	ids    arrow.FixedWidthDataType
-	// taken says which columns are: the tokens, and as blobs; how many they are; the
+	// The columns that are wanted: the tokens; whether they are blobs; their number; the
 	// sizes of sequences.
 	tokens, asBlobs, count, sizes bool
 }
 
-// megatronHead is what an index says of its lists.
+// megatronHead is the head of an index.
 type megatronHead struct {
 	ids                  string // type
 	sequences, documents int64
 }
 
 const (
+	// The magic includes the two zero bytes.
 	megatronMagic = "MMIDIDX\x00\x00"
 	megatronFront = int64(len(megatronMagic)) + 8 + 1 + 8 + 8
-	// megatronLeast is how much of an index in a bucket is read at once.
+	// megatronLeast is how much of an index in a bucket one request reads.
 	megatronLeast = 1 << 20
-	// sizesColumn has the sizes of a document's sequences, where not all documents are
-	// one sequence.
+	// sizesColumn has the sizes of a document's sequences. It exists only if some
+	// document has several.
 	sizesColumn = "sequences"
 )
 
-// megatronTypes are the types of token ids by their numbers. 9 and 10 are fairseq's,
-// whose files these are otherwise.
+// megatronTypes are the types of token ids by number. 9 and 10 come from fairseq, whose
+// files have the same format otherwise.
 var megatronTypes = map[byte]string{1: "uint8", 2: "int8", 3: "int16", 4: "int32", 5: "int64", 8: "uint16", 9: "uint32",
 	10: "uint64"}
 
-// isMegatron says whether a file of a folder is an index, by its name.
+// isMegatron reports whether a file is an index, by its name.
 func isMegatron(name string) bool { return strings.HasSuffix(name, ".idx") }
 
+// detectMegatron reports whether the layout has an index with its tokens. An .idx alone
+// may be of another format.
 func (l *layout) detectMegatron() bool {
-	if !l.dir { // either of the two names both
+	if !l.dir { // either of the two names stands for both
 		stem := megatronStem(l.path)
 		return stem != l.path && l.opts.files.know(l.ctx, []string{stem + ".idx", stem + ".bin"}) == nil &&
 			!l.opts.files.missing(stem+".idx") && !l.opts.files.missing(stem+".bin")
@@ -83,11 +86,12 @@ func (l *layout) detectMegatron() bool {
 	return l.any(func(name string) bool { return isMegatron(name) && there[megatronStem(name)] })
 }
 
-// megatronStem is what the names of an index and of its tokens have in common.
+// megatronStem returns the common part of the names of an index and its tokens.
 func megatronStem(name string) string {
 	return strings.TrimSuffix(strings.TrimSuffix(name, ".idx"), ".bin")
 }
 
+// openMegatron opens a pair of files, or all pairs in a folder.
 func openMegatron(ctx context.Context, root string, opts Options) (Source, error) {
 	if info, err := opts.files.stat(root); err == nil && !info.IsDir() {
 		stem := megatronStem(root)
@@ -109,7 +113,8 @@ func openMegatron(ctx context.Context, root string, opts Options) (Source, error
 	return s, s.find(ctx, opts)
 }
 
-// find reads what indexes begin with.
+// find reads the heads of the indexes. All must have the same type of token ids, because
+// a column has one type.
 func (s *megatron) find(ctx context.Context, opts Options) error {
 	in, err := s.place.boundsOf(filepath.Dir(s.shards[0].path), opts)
 	if info, e := s.place.stat(s.path); e == nil && info.IsDir() {
@@ -164,9 +169,8 @@ func (s *megatron) find(ctx context.Context, opts Options) error {
 	return s.begin(opts, s.estimates(bins))
 }
 
-// plain reports whether each document of an index is one sequence. An index that cannot
-// be read, or that is wrong, may be: that shows again, and is reported, when the
-// documents are read.
+// plain reports whether each document of an index is one sequence. For an index that
+// cannot be read it returns true: the defect is reported when the documents are read.
 func (s *megatron) plain(ctx context.Context, i int) bool {
 	h := s.heads[i]
 	if h.sequences != h.documents {
@@ -189,7 +193,8 @@ func (s *megatron) plain(ctx context.Context, i int) bool {
 	return true
 }
 
-// estimates is what reading takes: of the tokens, and of indexes alone.
+// estimates returns the cost of reading the tokens and the indexes, and that of the
+// indexes alone.
 func (s *megatron) estimates(bins []string) Estimate {
 	var indexes []string
 	for i := range s.shards {
@@ -204,10 +209,11 @@ func (s *megatron) estimates(bins []string) Estimate {
 	return e
 }
 
-// binOf is the path of the tokens of an index.
+// binOf returns the path of the tokens of an index.
 func binOf(sh *shard) string { return megatronStem(sh.path) + ".bin" }
 
-// readHead reads what an index begins with, and compares it with its size.
+// readHead reads the head of an index and compares the sizes of its lists with the size
+// of the file.
 func (s *megatron) readHead(ctx context.Context, sh *shard) (megatronHead, error) {
 	var h megatronHead
 	f, err := s.place.openParts(ctx, sh.path, windowBytes)
@@ -235,7 +241,7 @@ func (s *megatron) readHead(ctx context.Context, sh *shard) (megatronHead, error
 	case megatronTypes[code] == "":
 		return h, fmt.Errorf("values of unknown type %d; want 1 to 5 or 8 to 10, which are integers", code)
 	}
-	// Neither count is more than the file has bytes, so sums of them are no overflow.
+	// Neither count exceeds the size of the file, so that their sums do not overflow.
 	rest := uint64(f.Size() - megatronFront)
 	if sequences > rest || borders > rest || borders == 0 {
 		return h, fmt.Errorf("%w: it counts %d sequences and %d borders of documents in %d bytes", errCut, sequences,
@@ -253,6 +259,7 @@ func (s *megatron) readHead(ctx context.Context, sh *shard) (megatronHead, error
 	return megatronHead{megatronTypes[code], int64(sequences), int64(borders) - 1}, nil
 }
 
+// Fields implements Source.
 func (s *megatron) Fields() (meta, blobs []arrow.Field) {
 	switch {
 	case s.asBlobs:
@@ -270,7 +277,7 @@ func (s *megatron) Fields() (meta, blobs []arrow.Field) {
 	return meta, blobs
 }
 
-// Samples names a sample by its pair of files and its number there.
+// Samples implements Source. The key of a sample is its pair of files and its number.
 func (s *megatron) Samples(ctx context.Context) iter.Seq2[Sample, error] {
 	return func(yield func(Sample, error) bool) {
 		var bins []string
@@ -287,7 +294,7 @@ func (s *megatron) Samples(ctx context.Context) iter.Seq2[Sample, error] {
 	}
 }
 
-// megatronReader reads a pair of files.
+// megatronReader reads a pair of files. One goroutine uses it.
 type megatronReader struct {
 	*megatron
 	sh   *shard
@@ -295,20 +302,22 @@ type megatronReader struct {
 	bin  *File
 	file string // name of bin
 	open []*File
-	// The lists of the index, each read from its front to its end.
+	// The lists of the index. Each has its own reader, because they are read in parallel
+	// from front to back.
 	counts, places, borders *bufio.Reader
-	// next is the number of the sequence that comes next, place its offset, and end where
-	// what was read so far ends.
+	// next is the number of the next sequence, place its offset. end is where the
+	// sequences read so far end.
 	next, place, end int64
 }
 
+// close closes the tokens and the readers of the index.
 func (r *megatronReader) close() {
 	for _, f := range r.open {
 		_ = f.Close()
 	}
 }
 
-// list opens the index once more, at one of its lists.
+// list opens the index again, at one of its lists.
 func (r *megatronReader) list(ctx context.Context, at, size int64) (*bufio.Reader, error) {
 	f, err := r.megatron.place.openParts(ctx, r.sh.path, min(megatronLeast, max(size, 1)))
 	if err != nil {
@@ -318,7 +327,7 @@ func (r *megatronReader) list(ctx context.Context, at, size int64) (*bufio.Reade
 	return bufio.NewReaderSize(io.NewSectionReader(f, at, size), 64<<10), nil
 }
 
-// read yields the documents of a pair of files. Its error is what is wrong with them.
+// read yields the documents of a pair of files. Its error is about the pair.
 func (s *megatron) read(ctx context.Context, in sequence, i int, put func(Sample) bool) (err error) {
 	r := &megatronReader{megatron: s, sh: &s.shards[i], head: s.heads[i]}
 	defer r.close()
@@ -352,6 +361,7 @@ func (s *megatron) read(ctx context.Context, in sequence, i int, put func(Sample
 	return r.documents(ctx, put)
 }
 
+// read64 reads a little-endian 64-bit number.
 func read64(in io.Reader) (int64, error) {
 	var b [8]byte
 	if _, err := io.ReadFull(in, b[:]); err != nil {
@@ -360,6 +370,7 @@ func read64(in io.Reader) (int64, error) {
 	return int64(binary.LittleEndian.Uint64(b[:])), nil
 }
 
+// documents yields the documents. Their borders must ascend and cover all sequences.
 func (r *megatronReader) documents(ctx context.Context, put func(Sample) bool) error {
 	from, err := read64(r.borders)
 	if err == nil && from != 0 {
@@ -397,8 +408,8 @@ func (r *megatronReader) documents(ctx context.Context, put func(Sample) bool) e
 	return nil
 }
 
-// document makes a sample of the sequences that come next. A defect of the sequence is in
-// the sample; the error is one of the index.
+// document makes a sample from the next sequences. A defect of a sequence is in the
+// sample; the error is about the index.
 func (r *megatronReader) document(number, sequences int64) (Sample, error) {
 	s := Sample{Key: fmt.Sprintf("%s#%d", r.sh.rel, number), Split: r.sh.split}
 	limit, what := int64(maxText), "a list may have: --token-blobs makes blobs of them"
@@ -406,6 +417,8 @@ func (r *megatronReader) document(number, sequences int64) (Sample, error) {
 		limit, what = maxBlob, "a sample may have"
 	}
 	begin, size, sizes := r.place, int64(0), Numbers(nil)
+	// All sequences of a bad document are read as well, so that the next document starts
+	// at its own.
 	for range sequences {
 		n, at, err := r.sequence(&s.Bad)
 		if err != nil {
@@ -432,8 +445,8 @@ func (r *megatronReader) document(number, sequences int64) (Sample, error) {
 	return s, r.fill(&s, begin, size, sizes)
 }
 
-// sequence reads the length and the offset of a sequence from the index. Defects are
-// added to bad.
+// sequence reads the length and the offset of the next sequence from the index. The first
+// defect is stored in bad. A sequence must begin where the one before ends.
 func (r *megatronReader) sequence(bad *string) (size, at int64, err error) {
 	var b [4]byte
 	if _, err := io.ReadFull(r.counts, b[:]); err != nil {

@@ -11,14 +11,14 @@ import (
 	"bowstring/schema"
 )
 
-// longestName is how much of a name a message holds, in bytes.
+// longestName is how many bytes of a name a message shows.
 const longestName = 240
 
-// freeName returns the name in a dataset of a column of the source: another one where its
-// own is empty, too long, one of Bowstring's own, or among taken.
+// freeName returns the name in a dataset for a column of the source. It is another one if
+// the own name is empty, too long, among taken, or one of Bowstring's own columns.
 func freeName(name string, taken []string) string { return freeNameAs("source_", name, taken) }
 
-// freeNameAs is freeName with what another name begins with.
+// freeNameAs is freeName with the prefix of the other name.
 func freeNameAs(prefix, name string, taken []string) string {
 	if name == "" {
 		name = "unnamed"
@@ -31,8 +31,8 @@ func freeNameAs(prefix, name string, taken []string) string {
 	return name
 }
 
-// freeNames returns the names in a dataset of all columns of a source, each once. Those
-// that may keep theirs do.
+// freeNames returns distinct names in a dataset for all columns of a source. A column
+// that may keep its name does, also if an earlier column would get that name.
 func freeNames(prefix string, names, taken []string) []string {
 	used := map[string]bool{}
 	for _, name := range taken {
@@ -57,7 +57,7 @@ func freeNames(prefix string, names, taken []string) []string {
 	return out
 }
 
-// nextFree returns the name, or the first of NAME_2, NAME_3 … that is not used.
+// nextFree returns name, or the first of NAME_2, NAME_3 … that is not used.
 func nextFree(name string, used map[string]bool) string {
 	free := name
 	for n := 2; used[free]; n++ {
@@ -66,8 +66,8 @@ func nextFree(name string, used map[string]bool) string {
 	return free
 }
 
-// shortName returns a name with its end, shortened to what a column's name may have.
-// Digits stand for the part that is left out, and keep names distinct.
+// shortName returns name plus end, shortened to the longest name of a column. A part of a
+// hash replaces what is cut off, and keeps names distinct.
 func shortName(name, end string) string {
 	if len(name)+len(end) <= schema.MaxNameLen {
 		return name + end
@@ -81,9 +81,9 @@ func shortName(name, end string) string {
 	return name[:n] + end
 }
 
-// Quoted returns a name from the data as a message says it: as it is, or, where
-// that could be mistaken for something else or do something to a terminal, as a Go
-// string. Long names are abridged.
+// Quoted returns a name from the data for a message. It is quoted as a Go string if it
+// could be mistaken for something else, or could control a terminal. Long names are
+// shortened.
 func Quoted(name string) string {
 	shown := name
 	if len(shown) > longestName {
@@ -103,7 +103,8 @@ func Quoted(name string) string {
 	return shown
 }
 
-// keptAs notes that a column has another name in the dataset. what is a column or a key.
+// keptAs returns the note that a column has another name in the dataset. what is a column
+// or a key.
 func keptAs(what, name, as string) string {
 	shown := Quoted(name)
 	if !strings.HasPrefix(shown, `"`) {
@@ -112,7 +113,7 @@ func keptAs(what, name, as string) string {
 	return fmt.Sprintf("%s %s is kept as %q", what, shown, as)
 }
 
-// quotedList lists names, the first few of many.
+// quotedList returns the first ten names and the number of the others.
 func quotedList(names []string) string {
 	const most = 10
 	var out []string

@@ -6,9 +6,10 @@ import (
 	"bowstring/schema"
 )
 
-// Objects lists the known objects of the bucket of the files, in ascending order of their
-// keys, and returns the bucket's URL. For a data set that was opened they are all objects
-// of its folder. Their keys are the files' names.
+// Objects returns the URL of the bucket and its known objects, in ascending order of
+// their keys. After a data set has been opened, these are all objects of its folder.
+// Their keys are the files' names. If the files are not in a bucket, the error wraps
+// schema.ErrInvalid.
 func (f *Files) Objects() (bucket string, objects []schema.Object, err error) {
 	c, ok := f.system.(*cloud)
 	if !ok {
