@@ -15,53 +15,58 @@ import (
 	"bowstring/schema"
 )
 
-// Source is what all callers' catalogs show parts of: an engine, its store, and the rules that hold. It is safe for
-// concurrent use.
+// Source is the data of a server and the rules in force. The catalogs of all callers show
+// parts of it. It is safe for concurrent use.
 type Source struct {
 	engine *fetch.Engine
-	rules  *atomic.Pointer[policy.Rules] // nil: everything is allowed to everybody
+	rules  *atomic.Pointer[policy.Rules] // nil permits everything to every caller
 	log    *slog.Logger
-	// mayRead fails unless a tenant may read the buckets that contain samples of a
-	// snapshot; nil: every tenant may.
+	// mayRead returns an error if a tenant may not read the buckets that contain samples of
+	// a snapshot. nil permits every tenant.
 	mayRead func(ctx context.Context, tenant string, snap *schema.Snapshot) error
 }
 
-// New returns the source of an engine. rules has the ones that hold now; nil allows everything to everybody.
+// New returns the source of an engine. rules holds the rules in force; nil permits
+// everything to every caller.
 func New(engine *fetch.Engine, rules *atomic.Pointer[policy.Rules], log *slog.Logger) *Source {
 	return &Source{engine: engine, rules: rules, log: log}
 }
 
 // LimitBuckets lets tenants read data in buckets only if mayRead succeeds. It is called
-// before the first call.
+// before the first call is served.
 func (s *Source) LimitBuckets(mayRead func(ctx context.Context, tenant string, snap *schema.Snapshot) error) {
 	s.mayRead = mayRead
 }
 
-// Call is the call that a catalog is for. It keeps what the rules let it do, and what it does is recorded for audits.
+// Call is the call that a catalog serves. It stores the latest decision about the call's
+// rights, and records for audits what the call does.
 type Call interface {
-	// Note notes what the rules let the call do, or did not.
+	// Note stores a decision about the rights of the call.
 	Note(a Access)
-	// Access is what was noted last.
+	// Access returns the decision that Note has stored last.
 	Access() Access
-	// BeginRead records that the caller is about to get rows, or data about rows. Where
-	// it fails nothing may be read.
+	// BeginRead records that the caller is about to get rows, or data about rows. If it
+	// fails, nothing may be read.
 	BeginRead(ctx context.Context) error
-	// Record does something that changes what there is. Where it cannot be recorded it is not begun, or fails after all.
+	// Record runs do, which changes data, and records it before and after. If the first
+	// record fails, do does not run. If the second one fails, Record fails although do has
+	// run.
 	Record(ctx context.Context, c Change, do func(*Change) error) error
 }
 
-// Access is what a call has been let do, as far as one dataset goes: the last one, if there were several.
+// Access is a decision about the rights of a call. A call that uses several datasets has
+// that of the last one.
 type Access struct {
 	Dataset  string
 	Snapshot int64
 	Plan     string
-	Group    string // what is the same in the plans of all epochs
+	Group    string // the job: the same in the plans of all epochs
 	Right    policy.Right
 	Decision policy.Decision
-	// Sources are those of a mixture, in the place of Dataset, Snapshot and Decision.
+	// Sources are those of a mixture. Dataset, Snapshot and Decision are empty then.
 	Sources []SourceAccess
-	Refused bool // it was not let do it
-	Early   bool // and it is not certain yet that it is of the snapshot that was asked for
+	Refused bool // the call was refused
+	Early   bool // the job was opened early and its snapshot is not confirmed yet
 }
 
 // Catalog is the data that exists for one caller, in one call. It is safe for concurrent
@@ -99,7 +104,8 @@ func who(c fetch.Caller) policy.Caller {
 	return policy.Caller{Principal: c.Principal, Groups: c.Groups}
 }
 
-// ErrRules is the cause of a stream that the rules, which have changed, do not grant any more, or not as it was.
+// ErrRules is the cause of a stream that ended because changed rules grant it less, or
+// something else, than when it began.
 var ErrRules = fmt.Errorf("%w: the rules have changed what you may see of this dataset; ask for it again",
 	schema.ErrUnavailable)
 
@@ -122,10 +128,11 @@ func (c *Catalog) decide(dataset string) policy.Decision {
 	return c.source.current().Decide(who(c.caller), dataset)
 }
 
-// SeesAll reports whether the caller may see what all callers do.
+// SeesAll reports whether the caller may see the work of all callers.
 func (c *Catalog) SeesAll() bool { return c.source.current().Server(who(c.caller)).May(policy.Admin) }
 
-// MayAdmin fails unless the caller has the right admin to the server as a whole, which what takes.
+// MayAdmin returns schema.ErrDenied unless the caller has the right admin on the server.
+// what names the operation in the message.
 func (c *Catalog) MayAdmin(what string) error {
 	if c.SeesAll() {
 		return nil
@@ -230,7 +237,7 @@ func (c *Catalog) Dataset(ctx context.Context, dataset string) (store.Dataset, e
 			found.Snapshots, found.Tags = d.Snapshots, d.Tags
 		}
 	}
-	found.Tags = append([]store.Tag{}, found.Tags...) // a list in JSON, though it be empty
+	found.Tags = append([]store.Tag{}, found.Tags...) // JSON must have a list, not null
 	return found, nil
 }
 
@@ -354,8 +361,8 @@ func within(d policy.Decision, snap *schema.Snapshot, column string) schema.Requ
 	return schema.Request{Dataset: snap.Dataset, Snapshot: snap.Number, Columns: []string{column}, Within: d.Restriction}
 }
 
-// misfit reports whether an error is that of a rule that does not fit a dataset, which is
-// for the log alone.
+// misfit reports whether err says that a rule does not fit a dataset. Only the operator's
+// log has that error: to the caller it would reveal the rule.
 func (c *Catalog) misfit(ctx context.Context, d policy.Decision, err error) bool {
 	fault, ok := errors.AsType[*resolve.RestrictionError](err)
 	if ok {
@@ -366,9 +373,10 @@ func (c *Catalog) misfit(ctx context.Context, d policy.Decision, err error) bool
 	return ok
 }
 
-// notFor is the caller's error when something failed to which it has a right. Errors of
-// the store name all datasets, and one of the rule's own is not for him. Where the rule
-// does not fit, none is: whatever he asks for, there is no such dataset.
+// notFor returns the error that the caller gets if an operation failed to which it has a
+// right. The original error may reveal too much: errors of the store name all datasets, and
+// some errors quote the rule. If the rule does not fit the dataset, the answer is always
+// that there is no such dataset.
 func (c *Catalog) notFor(ctx context.Context, d policy.Decision, dataset string, number int64, err error) error {
 	if d.Rule == nil {
 		return err
@@ -380,9 +388,11 @@ func (c *Catalog) notFor(ctx context.Context, d policy.Decision, dataset string,
 	if !missing && d.Restriction == nil {
 		return err
 	}
+	// The snapshot tells whether err is about the dataset or about a part of it, such as a
+	// split.
 	snap, gone := c.engine.Store().Snapshot(ctx, dataset, number)
 	if !errors.Is(gone, schema.ErrNotFound) {
-		// It may also be a split or a selection that there is not.
+		// The missing thing may also be a split or a selection.
 		return c.unless(ctx, d, snap, gone, err)
 	}
 	if !missing {

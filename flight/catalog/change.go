@@ -12,21 +12,23 @@ import (
 	"bowstring/schema"
 )
 
-// Change is something that a call is about to change, and what became of it.
+// Change is a change of data: what a call is about to do, and the outcome. The function
+// that makes the change fills in the outcome.
 type Change struct {
 	Event       string // as package audit names it
 	Dataset     string
 	Snapshot    int64
 	Tag         string
 	Run         string
-	Step        int64 // from which on it changes
+	Step        int64 // first step of a run that the change affects
 	Plan        string
-	Rule        string // that allows it, "" where there are no rules
+	Rule        string // the rule that permits the change, "" without rules
 	Rows, Bytes int64
 	Count       int64
 }
 
-// Change does something that changes what there is, and has it recorded: see [Call.Record].
+// Change runs do, which changes data, and records it: see [Call.Record]. It adds the rule
+// that permits the change. It does not check rights; its callers have done that.
 func (c *Catalog) Change(ctx context.Context, what Change, do func(*Change) error) error {
 	if d := c.decide(what.Dataset); d.Rule != nil {
 		what.Rule = d.Rule.String()
@@ -34,7 +36,7 @@ func (c *Catalog) Change(ctx context.Context, what Change, do func(*Change) erro
 	return c.call.Record(ctx, what, do)
 }
 
-// MayWrite fails unless the caller may write a dataset, and notes that it does.
+// MayWrite returns an error unless the caller may write a dataset. It notes the decision.
 func (c *Catalog) MayWrite(ctx context.Context, dataset string) error {
 	d, err := c.may(ctx, dataset, policy.Write)
 	if err != nil {
@@ -44,7 +46,8 @@ func (c *Catalog) MayWrite(ctx context.Context, dataset string) error {
 	return nil
 }
 
-// Ingest begins to write a dataset, which the caller has the right to.
+// Ingest begins to write a dataset. MayWrite must have succeeded. The caller closes the
+// writer.
 func (c *Catalog) Ingest(ctx context.Context, opts ingest.Options) (*ingest.Writer, error) {
 	w, err := ingest.New(ctx, c.engine.Store(), opts)
 	if err != nil {
@@ -53,10 +56,11 @@ func (c *Catalog) Ingest(ctx context.Context, opts ingest.Options) (*ingest.Writ
 	return w, nil
 }
 
-// Commit commits the written rows, with their number and the bytes of their blobs.
+// Commit commits written rows. rows and bytes are for the audit log. It checks the right to
+// write again: an upload can take hours, and the rules may have changed since MayWrite.
 func (c *Catalog) Commit(ctx context.Context, dataset string, w *ingest.Writer,
 	rows, bytes int64) (snap *schema.Snapshot, changed bool, err error) {
-	// It may have taken long, and the rules may have changed.
+	// The upload may have taken long, and the rules may have changed.
 	if err := c.May(ctx, dataset, policy.Write); err != nil {
 		return nil, false, err
 	}
@@ -70,12 +74,12 @@ func (c *Catalog) Commit(ctx context.Context, dataset string, w *ingest.Writer,
 	return snap, changed, err
 }
 
-// alterRights are what it takes to change rows and columns that are there. The results of
-// a change reveal keys and values: so a caller that may not read rows may not change
-// them.
+// alterRights are the rights that a change of existing rows or columns requires. The
+// results of a change reveal keys and values. So a caller that may not read rows may not
+// change them.
 const alterRights = policy.Read | policy.Write
 
-// Alterable looks up the newest snapshot of a dataset that the caller may alter.
+// Alterable returns the newest snapshot of a dataset if the caller may alter it.
 func (c *Catalog) Alterable(ctx context.Context, dataset string) (*schema.Snapshot, error) {
 	snap, d, err := c.snapshot(ctx, Ref{Dataset: dataset}, alterRights)
 	if err != nil {
@@ -84,7 +88,8 @@ func (c *Catalog) Alterable(ctx context.Context, dataset string) (*schema.Snapsh
 	return snap, c.unrestricted(dataset, d)
 }
 
-// unrestricted fails where rows or columns are hidden from the caller: he would change what he may not see.
+// unrestricted returns schema.ErrDenied if rows or columns are hidden from the caller. The
+// caller would otherwise change data that it may not see.
 func (c *Catalog) unrestricted(dataset string, d policy.Decision) error {
 	if d.Restriction == nil {
 		return nil
@@ -93,7 +98,8 @@ func (c *Catalog) unrestricted(dataset string, d policy.Decision) error {
 		"takes the right to see all of it", schema.ErrDenied, dataset))
 }
 
-// Alter begins to alter a dataset, which the caller has the rights to.
+// Alter begins to alter a dataset. Alterable must have succeeded. The caller closes the
+// alteration.
 func (c *Catalog) Alter(ctx context.Context, opts ingest.AlterOptions) (*ingest.Alteration, error) {
 	a, err := ingest.Alter(ctx, c.engine.Store(), opts)
 	if err != nil {
@@ -102,10 +108,11 @@ func (c *Catalog) Alter(ctx context.Context, opts ingest.AlterOptions) (*ingest.
 	return a, nil
 }
 
-// CommitAltered commits an alteration. bytes is the size of the blobs of its rows.
+// CommitAltered commits an alteration. bytes is the size of the blobs of its rows. It
+// checks the rights again, as Commit does.
 func (c *Catalog) CommitAltered(ctx context.Context, dataset string, a *ingest.Alteration,
 	bytes int64) (snap *schema.Snapshot, done ingest.Altered, err error) {
-	// It may have taken long, and the rules may have changed.
+	// The upload may have taken long, and the rules may have changed.
 	d, err := c.may(ctx, dataset, alterRights)
 	if err == nil {
 		err = c.unrestricted(dataset, d)
@@ -122,7 +129,8 @@ func (c *Catalog) CommitAltered(ctx context.Context, dataset string, a *ingest.A
 	return snap, done, err
 }
 
-// SaveSelection saves positions that a job of the caller's has checked.
+// SaveSelection saves positions and returns the name of the selection. job has checked that
+// the caller may see them.
 func (c *Catalog) SaveSelection(ctx context.Context, job *fetch.Job, positions []int64) (name string, err error) {
 	req := job.Request()
 	err = c.Change(ctx, Change{Event: audit.Select, Dataset: req.Dataset, Snapshot: req.Snapshot},
@@ -134,7 +142,8 @@ func (c *Catalog) SaveSelection(ctx context.Context, job *fetch.Job, positions [
 	return name, err
 }
 
-// Tag names a snapshot, which takes the right to write its dataset, and returns its number.
+// Tag gives a snapshot a tag and returns the snapshot's number. It requires the right to
+// write the dataset: a tag decides which snapshot others read.
 func (c *Catalog) Tag(ctx context.Context, ref Ref, name string) (int64, error) {
 	if err := c.May(ctx, ref.Dataset, policy.Write); err != nil {
 		return 0, err
@@ -148,7 +157,7 @@ func (c *Catalog) Tag(ctx context.Context, ref Ref, name string) (int64, error) 
 		func(*Change) error { return c.engine.Store().Tag(ctx, ref.Dataset, name, snap.Number) })
 }
 
-// Untag removes a name from the snapshot that has it, whose number it returns.
+// Untag removes a tag and returns the number of the snapshot that had it.
 func (c *Catalog) Untag(ctx context.Context, dataset, name string) (int64, error) {
 	d, err := c.may(ctx, dataset, policy.Write)
 	if err != nil {
@@ -162,7 +171,8 @@ func (c *Catalog) Untag(ctx context.Context, dataset, name string) (int64, error
 		func(*Change) error { return c.engine.Store().Untag(ctx, dataset, name) })
 }
 
-// Drop drops a snapshot, or with number 0 the dataset, and returns the numbers.
+// Drop drops a snapshot, or the whole dataset if the reference has no number. It returns
+// the numbers of the dropped snapshots.
 func (c *Catalog) Drop(ctx context.Context, ref Ref) ([]int64, error) {
 	dataset := ref.Dataset
 	d, err := c.may(ctx, dataset, policy.Drop)
@@ -174,6 +184,7 @@ func (c *Catalog) Drop(ctx context.Context, ref Ref) ([]int64, error) {
 		return nil, c.notFor(ctx, d, dataset, 0, err)
 	}
 	number := req.Snapshot
+	// The numbers are read before the drop: afterwards the dataset is gone.
 	dropped := []int64{number}
 	if number == 0 {
 		all, err := c.Dataset(ctx, dataset)
@@ -192,7 +203,8 @@ func (c *Catalog) Drop(ctx context.Context, ref Ref) ([]int64, error) {
 	return dropped, nil
 }
 
-// Collect collects garbage, which is of all datasets.
+// Collect frees dead blobs. It requires the right admin on the server, because dead blobs
+// belong to all datasets. A dry run changes nothing, so it is not recorded.
 func (c *Catalog) Collect(ctx context.Context, opts store.GCOptions) (report store.GCReport, err error) {
 	if err := c.MayAdmin("collecting garbage"); err != nil {
 		return report, err

@@ -12,9 +12,10 @@ import (
 	"bowstring/schema"
 )
 
-// onRecord returns a predicate for the streams whose lineage the caller may know: its
-// own, and those on datasets on which it has the right admin, as far as it may read these
-// now.
+// onRecord returns a predicate for the streams whose lineage the caller may see. These are
+// its own streams, and those on datasets for which it has the right admin. In both cases it
+// must have the right to read the datasets now. The predicate remembers decisions and is
+// for one goroutine.
 func (c *Catalog) onRecord() func(*fetch.PieceHead) bool {
 	rs, who := c.source.current(), who(c.caller)
 	if rs == nil {
@@ -37,8 +38,8 @@ func (c *Catalog) onRecord() func(*fetch.PieceHead) bool {
 	}
 }
 
-// RecordedRows goes through the streams that the caller may know of: the rows of each are added to what sum returns,
-// nil to leave them out.
+// RecordedRows visits the recorded streams that the caller may see. sum returns the counter
+// to which the stream's rows are added, or nil to skip the stream.
 func (c *Catalog) RecordedRows(ctx context.Context, sum func(*fetch.PieceHead) *int64) error {
 	visible := c.onRecord()
 	kept, err := c.engine.RecordedRows(ctx, func(h *fetch.PieceHead) *int64 {
@@ -50,6 +51,7 @@ func (c *Catalog) RecordedRows(ctx context.Context, sum func(*fetch.PieceHead) *
 	return keptOr(kept, err)
 }
 
+// keptOr returns err, or schema.ErrNotFound if the server has no record of lineage.
 func keptOr(kept bool, err error) error {
 	if err == nil && !kept {
 		err = fmt.Errorf("%w: this server keeps no record of what it hands out; it does with serve --lineage DIR",
@@ -58,8 +60,9 @@ func keptOr(kept bool, err error) error {
 	return err
 }
 
-// Shown reports whether a snapshot exists for the caller, and whether it sees all rows of
-// it.
+// Shown returns a function that reports whether a snapshot exists for the caller, and
+// whether the caller may see all of its rows. It remembers answers and is for one
+// goroutine.
 func (c *Catalog) Shown(ctx context.Context) func(Ref) (exists, whole bool, err error) {
 	type answer struct{ exists, whole bool }
 	known := map[Ref]answer{}
@@ -77,18 +80,18 @@ func (c *Catalog) Shown(ctx context.Context) func(Ref) (exists, whole bool, err 
 	}
 }
 
-// RecordedSince is since when streams are on record, zero if none is.
+// RecordedSince returns the start of the record of streams, zero if it is empty.
 func (c *Catalog) RecordedSince() time.Time { return c.engine.RecordedSince() }
 
-// Course is what a job is on record as, as far as the caller may know.
+// Course is the record of a job, as far as the caller may see it. It holds no resources.
 type Course struct {
 	catalog *Catalog
-	jobs    map[string]bool  // what its streams are of: more than one only if somebody made requests so
-	first   *fetch.PieceHead // of the stream of its name that began first
-	planned *uint64          // the epoch of the plan that has the name, if that is what it names
+	jobs    map[string]bool  // names of its jobs; several only if requests were built to share a name
+	first   *fetch.PieceHead // the oldest stream with the name
+	planned *uint64          // the plan's epoch, if the name is that of a plan
 }
 
-// Course finds the streams of a job, by any of its names.
+// Course finds the streams of a job. name is that of a job, of its group, or of a plan.
 func (c *Catalog) Course(ctx context.Context, name string) (*Course, error) {
 	j := &Course{catalog: c, jobs: map[string]bool{}}
 	err := c.RecordedRows(ctx, func(h *fetch.PieceHead) *int64 {
@@ -110,11 +113,11 @@ func (c *Catalog) Course(ctx context.Context, name string) (*Course, error) {
 	return j, err
 }
 
-// Has reports whether a stream of a job is one of the course's.
+// Has reports whether a job belongs to the course.
 func (j *Course) Has(job string) bool { return j.jobs[job] }
 
-// Epoch is the one that is meant where the caller names none: that of the plan, or the one that the stream which began
-// last came to.
+// Epoch returns the default epoch: that of the plan if the course was found by a plan, and
+// otherwise the latest epoch of the newest stream.
 func (j *Course) Epoch(ctx context.Context) (uint64, error) {
 	if j.planned != nil {
 		return *j.planned, nil
@@ -134,7 +137,7 @@ func (j *Course) Epoch(ctx context.Context) (uint64, error) {
 	return epoch, j.catalog.hides(last, err)
 }
 
-// restrict puts into a request what the caller may see now.
+// restrict limits a request to what the caller may see now.
 func (c *Catalog) restrict(req schema.Request) schema.Request {
 	if req.Mixture == nil {
 		req.Within = c.decide(req.Dataset).Restriction
@@ -148,7 +151,8 @@ func (c *Catalog) restrict(req schema.Request) schema.Request {
 	return req
 }
 
-// allOf asks for the positions of all samples that there are where those of a request are; of a mixture, of its sources.
+// allOf returns a request for the positions of all samples in the datasets of a request.
+// The result decides which recorded positions the caller sees.
 func allOf(req schema.Request) schema.Request {
 	all := schema.Request{Dataset: req.Dataset, Snapshot: req.Snapshot, Columns: []string{schema.PositionColumn}}
 	if req.Mixture == nil {
@@ -162,6 +166,7 @@ func allOf(req schema.Request) schema.Request {
 	return all
 }
 
+// epochOf returns the epoch that the ticket of a recorded stream names.
 func epochOf(h *fetch.PieceHead) uint64 {
 	if h.Ticket.Shuffle == nil {
 		return 0
@@ -169,8 +174,10 @@ func epochOf(h *fetch.PieceHead) uint64 {
 	return h.Ticket.Shuffle.Epoch
 }
 
-// hides is an error in finding out what was handed out. The record may contain data that
-// only the stream's caller could see: a caller that sees less now gets an error.
+// hides returns the error for the caller if reading the lineage has failed. The record may
+// contain data that only the stream's caller could see. A caller that sees less now gets
+// schema.ErrNotFound, except for errors about limits and availability, which reveal
+// nothing.
 func (c *Catalog) hides(h *fetch.PieceHead, err error) error {
 	if err == nil {
 		return nil
@@ -183,9 +190,9 @@ func (c *Catalog) hides(h *fetch.PieceHead, err error) error {
 	return err
 }
 
-// Step looks a step up, and the job by which the caller sees its samples, which he closes; rank is -1 for all ranks. One
-// name may stand for streams of several courses, if somebody made a request so: it is the one of the stream that began
-// first.
+// Step returns the shares of a step. rank is -1 for all ranks. It also returns a job that
+// shows which samples the caller may see; the caller closes that. If the name belongs to
+// several courses, Step uses that of the oldest stream.
 func (j *Course) Step(ctx context.Context, epoch uint64, step int64, rank int) ([]fetch.Share, *fetch.Job, error) {
 	c, first := j.catalog, &j.first.Ticket
 	see, err := c.Open(ctx, allOf(first.Request), policy.Read)

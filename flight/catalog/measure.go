@@ -15,13 +15,14 @@ import (
 	"bowstring/schema"
 )
 
-// Counters are the store's and the engine's. They cover the work of all callers, and are
-// for callers that see the whole server.
+// Counters returns the counters of the store and the engine. They cover the work of all
+// callers, and are for callers that may see the whole server.
 func (s *Source) Counters() (store.Stats, fetch.Stats) {
 	return s.engine.Store().Stats(), s.engine.Stats()
 }
 
-// Counters are the store's and the engine's for callers that see all. Others get zeroes.
+// Counters returns the counters of the store and the engine if the caller may see all of
+// them, and zeros otherwise.
 func (c *Catalog) Counters() (store.Stats, fetch.Stats) {
 	if !c.SeesAll() {
 		return store.Stats{}, NoStats()
@@ -29,17 +30,17 @@ func (c *Catalog) Counters() (store.Stats, fetch.Stats) {
 	return c.source.Counters()
 }
 
-// NoStats are an engine's for those who may not see them.
+// NoStats returns the engine's counters for callers that may not see them. The lists are
+// not nil, so that JSON has lists.
 func NoStats() fetch.Stats {
 	return fetch.Stats{Windows: []fetch.WindowStats{}, Memory: []admission.Account{}, Jobs: []fetch.JobStats{}}
 }
 
-// SetTerms has the engine give tenants what terms says; nil gives all the same.
+// SetTerms sets the limits and weights of tenants. nil gives all tenants the same.
 func (s *Source) SetTerms(terms func(tenant string) fetch.Terms) { s.engine.SetTerms(terms) }
 
-// Conditions are the inputs of the model for a job that the caller has opened. The
-// contents of the cache reveal the jobs of others: only a caller that may see those gets
-// them.
+// Conditions returns the inputs of the prediction for an open job. The contents of the
+// cache reveal the jobs of others: HeldBytes is 0 unless the caller may see those.
 func (c *Catalog) Conditions(ctx context.Context, job *fetch.Job) (predict.Job, error) {
 	total, err := c.engine.TotalBytes(ctx, job)
 	if err != nil {
@@ -52,13 +53,13 @@ func (c *Catalog) Conditions(ctx context.Context, job *fetch.Job) (predict.Job, 
 	return found, nil
 }
 
-// RatesAt are the engine's rates at a time, for a job. Predictions made from them are for
-// every caller; the measurements are for callers that see all.
+// RatesAt returns the engine's rates at a time, for a job. Every caller may see predictions
+// made from them. The rates themselves are for callers that see the whole server.
 func (c *Catalog) RatesAt(at time.Time, job *predict.Job) (fetch.Rates, fetch.RatesFrom) {
 	return c.engine.Rates(at, job.RowBytes/max(job.RowReads, 1))
 }
 
-// Rates are the rates that are known now, for who runs the server.
+// Rates returns the current rates. It requires the right admin on the server.
 func (c *Catalog) Rates() (fetch.Rates, error) {
 	if err := c.MayAdmin("rates"); err != nil {
 		return fetch.Rates{}, err
@@ -67,8 +68,8 @@ func (c *Catalog) Rates() (fetch.Rates, error) {
 	return r, nil
 }
 
-// Reads are the blobs that the spill's jobs of a group have got so far, and those of them
-// that came from the spill.
+// Reads returns how many blobs the jobs of a group have read so far, and how many of them
+// came from the spill.
 func (c *Catalog) Reads(group string) (all, spill int64) {
 	st := c.engine.Stats()
 	for i := range st.Jobs {
@@ -80,8 +81,9 @@ func (c *Catalog) Reads(group string) (all, spill int64) {
 	return all, spill
 }
 
-// Calibrate measures, by reading a dataset or else the largest, and has the engine go by what it found. That takes from
-// all who use the store: it is for who runs the server. name is the snapshot's that was read.
+// Calibrate measures rates by reading a dataset, by default the largest one, and makes the
+// engine use them. It slows down everything that uses the store, so it requires the right
+// admin on the server. name is the snapshot that was read.
 func (c *Catalog) Calibrate(ctx context.Context, dataset string,
 	opts fetch.CalibrateOptions) (found *fetch.Calibration, name string, err error) {
 	if err := c.MayAdmin("measuring rates"); err != nil {
@@ -111,7 +113,7 @@ func (c *Catalog) Calibrate(ctx context.Context, dataset string,
 	return found, job.SnapshotName(), err
 }
 
-// SetRates has the engine go by rates that were measured elsewhere.
+// SetRates makes the engine use rates that were measured elsewhere.
 func (c *Catalog) SetRates(ctx context.Context, r fetch.Rates) error {
 	if err := c.MayAdmin("setting rates"); err != nil {
 		return err
@@ -125,7 +127,7 @@ func (c *Catalog) SetRates(ctx context.Context, r fetch.Rates) error {
 	})
 }
 
-// largest is the name of the dataset with most rows.
+// largest returns the dataset with the most rows among those that have blobs.
 func (c *Catalog) largest(ctx context.Context) (string, error) {
 	list, err := c.Datasets(ctx)
 	if err != nil {
@@ -150,7 +152,7 @@ func (c *Catalog) Extents(ctx context.Context, job *fetch.Job) (fetch.Extents, e
 	return c.engine.Extents(ctx, job)
 }
 
-// Mixing says how well the order of a job that the caller has opened mixes classes.
+// Mixing returns how well the order of an open job mixes classes.
 func (c *Catalog) Mixing(ctx context.Context, job *fetch.Job) (*fetch.Mixing, error) {
 	return c.engine.Mixing(ctx, job)
 }

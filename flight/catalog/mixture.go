@@ -14,14 +14,14 @@ import (
 	"bowstring/schema"
 )
 
-// SourceAccess is what a call has been let do with a source of a mixture.
+// SourceAccess is the decision about one source of a mixture.
 type SourceAccess struct {
 	Dataset  string
 	Snapshot int64
 	Decision policy.Decision
 }
 
-// Datasets are the datasets that a call has been let do something with, each once; none if there is no such.
+// Datasets returns the datasets of the decision without repetition; nil if there is none.
 func (a *Access) Datasets() []string {
 	if a.Dataset != "" {
 		return []string{a.Dataset}
@@ -35,10 +35,12 @@ func (a *Access) Datasets() []string {
 	return names
 }
 
-// grants are the decisions about a mixture's sources.
+// grants are the decisions about a mixture's sources, in the order of Mixture.Leaves.
 type grants []policy.Decision
 
-// permit puts what the caller may see of the sources of a mixture into a request; each has to be granted to it.
+// permit restricts each source of a mixture to what the caller may see. It returns an error
+// if the caller lacks the right on one of them: a mixture without that source would be
+// another mixture.
 func (c *Catalog) permit(ctx context.Context, req schema.Request, right policy.Right) (schema.Request, grants, error) {
 	leaves := req.Mixture.Leaves()
 	decisions := make(grants, len(leaves))
@@ -54,7 +56,7 @@ func (c *Catalog) permit(ctx context.Context, req schema.Request, right policy.R
 	return req, decisions, nil
 }
 
-// MayRead fails unless the caller may read what a request asks for.
+// MayRead returns an error unless the caller may read everything that a request names.
 func (c *Catalog) MayRead(ctx context.Context, req schema.Request) error {
 	if req.Mixture == nil {
 		return c.May(ctx, req.Dataset, policy.Read)
@@ -63,7 +65,7 @@ func (c *Catalog) MayRead(ctx context.Context, req schema.Request) error {
 	return err
 }
 
-// ExistsFor fails unless the snapshots that a request is of exist for the caller.
+// ExistsFor returns an error unless the snapshots of a request exist for the caller.
 func (c *Catalog) ExistsFor(ctx context.Context, req schema.Request, right policy.Right) error {
 	if req.Mixture == nil {
 		_, err := c.Exists(ctx, Ref{req.Dataset, req.Snapshot, req.Tag}, right)
@@ -79,12 +81,13 @@ func (c *Catalog) ExistsFor(ctx context.Context, req schema.Request, right polic
 	return nil
 }
 
-// ofSource says which source an error is of.
+// ofSource adds to an error the source that it is about.
 func ofSource(s *schema.MixtureSource, err error) error {
 	return fmt.Errorf("mixture, source %q: %w", s.Called(), err)
 }
 
-// openMixture is open of a request for a mixture. The rule of each dataset holds for its rows and columns.
+// openMixture is open for a request with a mixture. The rule of each dataset applies to its
+// rows and columns. It never opens early.
 func (c *Catalog) openMixture(ctx context.Context, req schema.Request, right policy.Right) (*fetch.Job, error) {
 	req, decisions, err := c.permit(ctx, req, right)
 	if err != nil {
@@ -104,7 +107,8 @@ func (c *Catalog) openMixture(ctx context.Context, req schema.Request, right pol
 		a.Sources = append(a.Sources, SourceAccess{leaves[i].Dataset, job.SnapshotOf(i).Number, d})
 	}
 	c.call.Note(a)
-	// A change of the rules ends the jobs that are registered by now; this one is not.
+	// EnforceRules ends only calls whose access is noted. Rules that changed before Note
+	// are detected here.
 	err = c.call.BeginRead(ctx)
 	for i, d := range decisions {
 		if !c.decide(leaves[i].Dataset).Same(d) {
@@ -118,7 +122,8 @@ func (c *Catalog) openMixture(ctx context.Context, req schema.Request, right pol
 	return job, nil
 }
 
-// notForMixture is notFor of a mixture's sources.
+// notForMixture is notFor for an error of a mixture. If the error does not name its source,
+// each restricted source is checked, because err could reveal something about any of them.
 func (c *Catalog) notForMixture(ctx context.Context, decisions grants, sources []schema.MixtureSource, err error) error {
 	if of, ok := errors.AsType[*resolve.SourceError](err); ok {
 		s := &sources[of.Source]
@@ -136,8 +141,8 @@ func (c *Catalog) notForMixture(ctx context.Context, decisions grants, sources [
 	return err
 }
 
-// MixtureSchema is what batches of a request for a mixture look like, as GetSchema says it: by the records of the
-// snapshots.
+// MixtureSchema returns the schema of the batches of a mixture. It reads only the records
+// of the snapshots.
 func (c *Catalog) MixtureSchema(ctx context.Context, req schema.Request) (*arrow.Schema, error) {
 	req, decisions, err := c.permit(ctx, req, policy.List)
 	if err != nil {
@@ -163,12 +168,12 @@ func (c *Catalog) MixtureSchema(ctx context.Context, req schema.Request) (*arrow
 	return c.engine.MixtureSchema(ctx, snaps, req)
 }
 
-// mixtureID is PlanID of a request for a mixture.
+// mixtureID is PlanID for a request with a mixture.
 func (c *Catalog) mixtureID(ctx context.Context, req schema.Request) (string, error) {
 	leaves := req.Mixture.Leaves()
 	for i := range leaves {
 		s := &leaves[i]
-		if s.Snapshot == 0 || req.Batch == 0 { // the snapshot is looked up
+		if s.Snapshot == 0 || req.Batch == 0 { // the id depends on the snapshot's record
 			snap, err := c.Exists(ctx, Ref{s.Dataset, s.Snapshot, s.Tag}, policy.List)
 			if err != nil {
 				return "", ofSource(s, err)

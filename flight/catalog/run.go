@@ -14,7 +14,8 @@ import (
 	"bowstring/schema"
 )
 
-// Runs lists the runs beside a dataset, of whose datasets the caller may see each.
+// Runs lists the runs that are stored with a dataset, without those that use a dataset
+// which does not exist for the caller.
 func (c *Catalog) Runs(ctx context.Context, dataset string) ([]*store.Run, error) {
 	snap, d, err := c.snapshot(ctx, Ref{Dataset: dataset}, policy.List)
 	if err != nil {
@@ -38,7 +39,8 @@ func (c *Catalog) sees(run *store.Run) bool {
 	})
 }
 
-// noRun is the error for a run that does not exist for the caller. It names runs that do.
+// noRun returns the error for a run that does not exist for the caller. It names runs that
+// do.
 func (c *Catalog) noRun(ctx context.Context, dataset, name string) error {
 	list, err := c.Runs(ctx, dataset)
 	if err != nil {
@@ -51,15 +53,19 @@ func (c *Catalog) noRun(ctx context.Context, dataset, name string) error {
 	return c.denied(dataset, store.NoRun(dataset, name, names))
 }
 
-// Steering is a change of a run's weights that a caller asks for.
+// Steering is a caller's request to change the weights of a run.
 type Steering struct {
 	Dataset, Run string
-	Change       schema.MixtureChange // without its step
-	From         *int64               // the step; nil: the first one that is not settled
+	Change       schema.MixtureChange // its Step is ignored
+	From         *int64               // first step with the new weights; nil for the first unsettled one
 }
 
-// Steer changes the weights of a run. It takes the rights to read what the run reads, and that the run is the
-// caller's or that it may write the dataset beside which the run is kept. It returns the run, and the step.
+// Steer changes the weights of a run. It returns the run and the first step with the new
+// weights. It requires the right to read all datasets of the run. The caller must also own
+// the run, or have the right to write the dataset with which the run is stored.
+//
+// The changed mixture is opened once before it is stored. A change that could not be served
+// would end every stream of the run.
 func (c *Catalog) Steer(ctx context.Context, s Steering) (run *store.Run, step int64, err error) {
 	d, err := c.may(ctx, s.Dataset, policy.Read)
 	if err != nil {
@@ -67,7 +73,7 @@ func (c *Catalog) Steer(ctx context.Context, s Steering) (run *store.Run, step i
 	}
 	old, err := c.engine.Store().Run(ctx, s.Dataset, s.Run)
 	if errors.Is(err, schema.ErrNotFound) || err == nil && !c.sees(old) {
-		err = c.noRun(ctx, s.Dataset, s.Run) // also where a dataset of it does not exist for the caller
+		err = c.noRun(ctx, s.Dataset, s.Run) // the same error for a missing and for a hidden run
 	}
 	if err != nil {
 		return nil, 0, c.notFor(ctx, d, s.Dataset, 0, err)
@@ -82,7 +88,7 @@ func (c *Catalog) Steer(ctx context.Context, s Steering) (run *store.Run, step i
 	}
 	s.Change.Step = mixture.Steerable(old.Settled)
 	if s.From != nil {
-		s.Change.Step = max(s.Change.Step, *s.From) // whether it may be that is found out below
+		s.Change.Step = max(s.Change.Step, *s.From) // the engine checks that From is not settled
 	}
 	if req.Mixture, err = mixture.Steer(s.Change); err != nil {
 		return nil, 0, err
@@ -102,7 +108,8 @@ func (c *Catalog) Steer(ctx context.Context, s Steering) (run *store.Run, step i
 	return run, step, err
 }
 
-// mayStart fails unless the caller may start a job, and it could be served.
+// mayStart returns an error unless the caller may start a job for the request and the job
+// could be served.
 func (c *Catalog) mayStart(ctx context.Context, req schema.Request) error {
 	req, decisions, err := c.permit(ctx, req, policy.Read)
 	if err != nil {
@@ -117,7 +124,8 @@ func (c *Catalog) mayStart(ctx context.Context, req schema.Request) error {
 	return c.fitsAll(ctx, job, decisions, leaves)
 }
 
-// fitsAll fails unless the rules for a mixture's sources fit them, and their buckets may be read.
+// fitsAll returns an error unless the rules of a mixture's sources fit them and the tenant
+// may read their buckets.
 func (c *Catalog) fitsAll(ctx context.Context, job *fetch.Job, decisions grants, leaves []schema.MixtureSource) error {
 	for i, d := range decisions {
 		s := &leaves[i]

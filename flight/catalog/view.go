@@ -17,17 +17,20 @@ import (
 	"bowstring/schema"
 )
 
-// View is a snapshot as far as it exists for a caller.
+// View is the part of a snapshot that exists for a caller. It is immutable and holds no
+// resources.
 type View struct {
 	Snap   *schema.Snapshot
 	Within *schema.Restriction
+	// Rows counts the visible rows.
 	Rows   int64
 	Splits []resolve.SeenSplit
 
 	catalog *Catalog
 }
 
-// View looks a snapshot up as Snapshot does, and counts what the caller may see of it.
+// View returns a snapshot as Snapshot does, with the counts of its visible rows. If a rule
+// hides rows, it opens a job to count them, which is more expensive.
 func (c *Catalog) View(ctx context.Context, ref Ref, right policy.Right) (*View, error) {
 	snap, d, err := c.snapshot(ctx, ref, right)
 	if err != nil {
@@ -47,8 +50,9 @@ func (c *Catalog) View(ctx context.Context, ref Ref, right policy.Right) (*View,
 	return v, nil
 }
 
-// Proof is how much of the snapshot has a checksum, of what had none when it was attached; nil if all had, or where
-// it would disclose something that is hidden from the caller.
+// Proof returns how many of the blobs that had no checksum when they were attached have one
+// now. It returns nil if all had one. It also returns nil if something is hidden from the
+// caller, because the counts would reveal it.
 func (v *View) Proof(ctx context.Context) (*store.Proof, error) {
 	if v.Within != nil || !slices.ContainsFunc(v.Snap.Sets, func(set schema.SetRef) bool { return set.Unproven.Blobs > 0 }) {
 		return nil, nil
@@ -60,7 +64,8 @@ func (v *View) Proof(ctx context.Context) (*store.Proof, error) {
 	return &proof, nil
 }
 
-// Filter names datasets: one, or with Wild those whose names begin so; then perhaps one snapshot of it.
+// Filter selects datasets by name: one dataset, or with Wild all whose names begin with
+// Name. Number or Tag select one snapshot of a single dataset.
 type Filter struct {
 	Name   string
 	Wild   bool
@@ -68,7 +73,7 @@ type Filter struct {
 	Tag    string
 }
 
-// Match reports whether a dataset of a name is meant.
+// Match reports whether the filter selects a dataset.
 func (f Filter) Match(name string) bool {
 	if f.Wild {
 		return strings.HasPrefix(name, f.Name)
@@ -76,8 +81,9 @@ func (f Filter) Match(name string) bool {
 	return f.Name == name
 }
 
-// Each calls visit with the newest snapshot of each dataset that the filter matches and that exists for the caller, or
-// with the one that the filter names. A dataset that is dropped meanwhile is passed over.
+// Each calls visit with a view of each dataset that the filter selects and that exists for
+// the caller. The view has the snapshot that the filter names, or the newest one. A dataset
+// that is dropped during the call is skipped.
 func (c *Catalog) Each(ctx context.Context, f Filter, visit func(store.Dataset, *View) error) error {
 	datasets, err := c.Datasets(ctx)
 	if err != nil {
@@ -106,7 +112,8 @@ func (c *Catalog) Each(ctx context.Context, f Filter, visit func(store.Dataset, 
 	return nil
 }
 
-// HasSplit fails if a split does not exist for the caller.
+// HasSplit returns schema.ErrNotFound if a split does not exist for the caller. The message
+// names those that do.
 func (v *View) HasSplit(name string) error {
 	if name == "" {
 		return nil
@@ -122,14 +129,14 @@ func (v *View) HasSplit(name string) error {
 		name, cmp.Or(schema.ShownList(have), "none"))
 }
 
-// Schema is what batches of a request look like.
+// Schema returns the schema of the batches of a request.
 func (v *View) Schema(ctx context.Context, req schema.Request) (*arrow.Schema, error) {
 	req.Within = v.Within
 	return v.catalog.engine.Schema(ctx, v.Snap, req)
 }
 
 // ResolveSplit resolves a request for a split, or for all rows if split is "". It also
-// returns its bytes if they are known, or else -1.
+// returns the size of their blobs in bytes, -1 if that is unknown.
 func (v *View) ResolveSplit(ctx context.Context, split string) (*fetch.Resolved, int64, error) {
 	engine := v.catalog.engine
 	req := schema.Request{Dataset: v.Snap.Dataset, Snapshot: v.Snap.Number, Split: split, Within: v.Within}
@@ -153,8 +160,9 @@ func (v *View) ResolveSplit(ctx context.Context, split string) (*fetch.Resolved,
 	return o, bytes, nil
 }
 
-// BlobBytes adds up the blobs of a column, the ordinal-th that has any. If the caller
-// sees all rows, the snapshot's record has the number.
+// BlobBytes returns the total size of a column's visible blobs. ordinal is the index among
+// the blob columns. If the caller sees all rows, the record of the snapshot has the sum;
+// otherwise BlobBytes opens a job.
 func (v *View) BlobBytes(ctx context.Context, ordinal int, name string) (int64, error) {
 	if !v.Within.HidesRows() {
 		var sum int64
