@@ -23,25 +23,28 @@ const (
 	// ALPN is the name by which TLS knows a connection between nodes. A server that
 	// accepts both protocols at one port distinguishes them by it.
 	ALPN = "bowstring-peer/1"
-	// Preface begins a connection between nodes without TLS. No connection of HTTP/2 begins like it.
+	// Preface begins a connection between nodes without TLS. No HTTP/2 connection begins
+	// with it.
 	Preface = ALPN + "\n"
-	// MaxMethod is how long a method's name may be.
+	// MaxMethod bounds the name of a method in bytes.
 	MaxMethod = 64
-	// MaxHello is how long a message may be by which nodes meet.
+	// MaxHello bounds each message of the handshake.
 	MaxHello = 64 << 10
-	// MaxAsking is how long any other message of the asking side may be.
+	// MaxAsking bounds all other messages of the requesting side.
 	MaxAsking = 8 << 20
-	// FrameHead is how long the head of a frame is: the length of what follows u32, and the kind of the frame u8.
+	// FrameHead is the length of a frame's head: the length of the message u32, and the
+	// kind of the frame u8.
 	FrameHead = 5
 	// readBuffer bounds the bytes that are read before a frame's head. At most this many bytes of a
 	// blob are copied twice.
 	readBuffer = 8 << 10
-	// maxEnd is how long the frame that ends a call may be: a code of gRPC u32, and a text.
+	// maxEnd bounds the frame that ends a call: a gRPC code u32, and a text.
 	maxEnd = 4 << 10
-	// keptBytes is how long the memory for messages is that is kept from one to the next, and how much is made ready
-	// before any byte of one has come.
+	// keptBytes is how much memory is kept from one message to the next, and how much is
+	// allocated before any byte of a message has arrived.
 	keptBytes = 64 << 10
-	// writeTime is for how long a write may find no room, and leastRate how many bytes a second it has to make besides.
+	// writeTime is how long a write may make no progress. A long message has more time, at
+	// leastRate bytes a second.
 	writeTime = time.Minute
 	leastRate = 1 << 20
 )
@@ -49,63 +52,69 @@ const (
 // Kinds of frames. All numbers are little-endian.
 const (
 	frameMessage = iota
-	framePing    // is the other side there?
-	framePong    // it is
-	frameEnd     // the side that sends it has nothing more to say
+	framePing    // requests a pong
+	framePong    // answers a ping
+	frameEnd     // the sender has ended the call
 )
 
-// ErrBroken says that a connection has ended without a word, or is of no use any more.
+// ErrBroken says that a connection has ended without a frameEnd, or cannot be used any
+// more.
 var ErrBroken = errors.New("the connection to the other node has broken")
 
-// Transport is what frames go over. One goroutine reads, and one at a time writes.
+// Transport carries the bytes of frames. One goroutine reads. One goroutine at a time
+// writes.
 type Transport interface {
 	io.Reader
-	// WriteBuffers writes all of a list until a time. It may change the list. resident is until when the bytes are known
-	// to be in memory, zero for always.
+	// WriteBuffers writes all of list before the time until. It may change the list.
+	// resident is the time until which the bytes are known to be in memory; zero if they
+	// always are.
 	WriteBuffers(list net.Buffers, resident, until time.Time) error
-	// Interrupt ends reads at once, and writes soon.
+	// Interrupt makes reads fail at once, and writes soon.
 	Interrupt()
 }
 
-// Memory counts the memory that messages take.
+// Memory accounts for the memory of messages.
 type Memory interface {
 	Grow(n int64) error
 	Shrink(n int64)
 }
 
-// Conn is a call between two nodes, over a connection of its own. Each message is a frame: its length, its kind, and its
-// bytes. One goroutine receives, any may send.
+// Conn is a call between two nodes, over a connection of its own. Each message is a frame:
+// its length, its kind, and its bytes. One goroutine receives. Any goroutine may send.
 type Conn struct {
-	// Memory counts what messages take that are longer than 64 KiB; nil does not. It is set before the first of them.
+	// Memory accounts for messages longer than 64 KiB; nil for none. It is set before the
+	// first of them.
 	Memory Memory
 
 	transport Transport
-	binding   []byte       // of TLS, see Binding; nil without
-	made      time.Time    // what last counts from
-	last      atomic.Int64 // when anything came, in nanoseconds
-	heard     func()       // called when bytes of a message have come; nil for none
-	reading   atomic.Bool  // the goroutine that receives waits for bytes
+	binding   []byte       // identifies the TLS connection, see Binding; nil without TLS
+	made      time.Time    // the origin of last
+	last      atomic.Int64 // time of the last received byte, in nanoseconds since made
+	heard     func()       // called when bytes of a message have arrived; nil for none
+	reading   atomic.Bool  // the receiving goroutine waits for bytes
 
 	// Fields of the receiving goroutine.
 	in      *bufio.Reader
-	vectors *vectorReader // nil where there is none
-	left    int           // bytes of the present message that are still to come
-	message []byte        // what Receive has returned last
+	vectors *vectorReader // nil with TLS, and on systems without readv
+	left    int           // unread bytes of the current message
+	message []byte        // the result of the last Receive
 
 	writing sync.Mutex
-	broken  error // why nothing can be sent any more; guarded by writing
+	broken  error // why sending is impossible; guarded by writing
 }
 
-// Accept returns the answering side of a call, whose preface has come already. The caller closes the transport.
+// Accept returns the answering side of a call whose preface was read. The caller closes the
+// transport.
 func Accept(t Transport, binding []byte) *Conn { return newConn(t, binding, nil) }
 
+// newConn returns a call over t. heard may be nil.
 func newConn(t Transport, binding []byte, heard func()) *Conn {
 	c := &Conn{transport: t, binding: binding, made: time.Now(), heard: heard}
 	c.in = bufio.NewReaderSize(tracked{c}, readBuffer)
 	return c
 }
 
-// dialled is the transport of the asking side.
+// dialled is the transport of the requesting side.
 type dialled struct{ net.Conn }
 
 // WriteBuffers implements Transport.
@@ -117,11 +126,12 @@ func (d dialled) WriteBuffers(list net.Buffers, _, until time.Time) error {
 	return err
 }
 
-// Interrupt implements Transport: this side has no last words.
+// Interrupt implements Transport. The requesting side sends no frameEnd, so it may close.
 func (d dialled) Interrupt() { _ = d.Close() }
 
-// Connect connects to a node and begins a call of a method. It waits for no answer. config is nil for no TLS; heard is
-// called whenever bytes come, unless it is nil. The connection ends with ctx, or by end.
+// Connect connects to a node and begins a call of a method. It does not wait for an answer.
+// config is nil for no TLS. heard, if not nil, is called whenever bytes arrive. The
+// connection ends with ctx, or by end, which the caller calls.
 func Connect(ctx context.Context, address string, config *tls.Config, method string,
 	heard func()) (c *Conn, end func(), err error) {
 	var d net.Dialer
@@ -147,7 +157,7 @@ func Connect(ctx context.Context, address string, config *tls.Config, method str
 	}
 	c = newConn(dialled{conn}, binding, heard)
 	if config == nil {
-		c.vectors = newVectorReader(conn) // over TLS nothing is where it stays before it was decrypted
+		c.vectors = newVectorReader(conn) // with TLS bytes must be decrypted first
 		_, err = conn.Write([]byte(Preface))
 	}
 	stop := context.AfterFunc(ctx, c.transport.Interrupt) // reads and writes fail then
@@ -165,33 +175,36 @@ func Connect(ctx context.Context, address string, config *tls.Config, method str
 	return c, end, nil
 }
 
-// Way is how two nodes meet that have begun a call of a method.
+// Way returns the path of a handshake for a method.
 func (c *Conn) Way(method string) Way {
 	return Way{Method: method, Binding: c.binding, Send: c.Send,
 		Receive: func() ([]byte, error) { return c.Receive(MaxHello) }}
 }
 
-// Interrupt ends reads at once, and writes soon.
+// Interrupt makes reads fail at once, and writes soon.
 func (c *Conn) Interrupt() { c.transport.Interrupt() }
 
-// Send sends a message.
+// Send sends a message, which it copies.
 func (c *Conn) Send(message []byte) error {
 	b := make([]byte, FrameHead, FrameHead+len(message))
 	return c.send(frameMessage, net.Buffers{append(b, message...)}, time.Time{})
 }
 
-// SendBuffers sends a message of several pieces, of which the first one begins with FrameHead bytes that are not of the
-// message. Nothing reads the pieces any more when it returns. resident is as for Transport.
+// SendBuffers sends a message of several pieces without a copy. The first piece begins with
+// FrameHead bytes for the head, which are not part of the message. When it returns, nothing
+// reads the pieces any more. resident is as for Transport.
 func (c *Conn) SendBuffers(list net.Buffers, resident time.Time) error {
 	return c.send(frameMessage, list, resident)
 }
 
-// End says that this side has nothing more to say, and why: OK if all is well.
+// End ends the call with a gRPC code and a text. Nothing may be sent afterwards.
 func (c *Conn) End(code codes.Code, why string) error {
 	b := binary.LittleEndian.AppendUint32(make([]byte, FrameHead), uint32(code))
 	return c.send(frameEnd, net.Buffers{append(b, why[:min(len(why), maxEnd-4)]...)}, time.Time{})
 }
 
+// send sends a frame. A failure is final: a frame may be incomplete, so all later sends
+// fail with the same error.
 func (c *Conn) send(kind byte, list net.Buffers, resident time.Time) error {
 	c.writing.Lock()
 	defer c.writing.Unlock()
@@ -210,22 +223,23 @@ func (c *Conn) sendLocked(kind byte, list net.Buffers, resident time.Time) error
 	list[0][4] = kind
 	until := time.Now().Add(writeTime + time.Duration(n/leastRate)*time.Second)
 	if err := c.transport.WriteBuffers(list, resident, until); err != nil {
-		c.broken = fmt.Errorf("%w: %w", ErrBroken, err) // a frame may be cut
+		c.broken = fmt.Errorf("%w: %w", ErrBroken, err) // a frame may be incomplete
 	}
 	return c.broken
 }
 
-// trySend sends a frame without a message unless another goroutine sends just now, which says as much.
+// trySend sends a frame without a message, unless another goroutine is sending. In that
+// case the other frame shows as well that this side is alive.
 func (c *Conn) trySend(kind byte) (sent bool) {
 	if !c.writing.TryLock() {
 		return false
 	}
 	defer c.writing.Unlock()
-	_ = c.sendLocked(kind, net.Buffers{make([]byte, FrameHead)}, time.Time{}) // receiving says why
+	_ = c.sendLocked(kind, net.Buffers{make([]byte, FrameHead)}, time.Time{}) // the receiving goroutine reports errors
 	return true
 }
 
-// tracked reads from the transport and notes that.
+// tracked reads from the transport and notes the time.
 type tracked struct{ *Conn }
 
 // Read implements io.Reader.
@@ -236,6 +250,7 @@ func (t tracked) Read(p []byte) (int, error) {
 	return n, err
 }
 
+// came notes that a read has returned.
 func (c *Conn) came() {
 	c.last.Store(int64(time.Since(c.made)))
 	c.reading.Store(false)
@@ -272,7 +287,8 @@ func (c *Conn) next(most int) (int, error) {
 	}
 }
 
-// over reads why the other side has ended the call.
+// over reads the other side's reason for the end of the call. It returns io.EOF if the code
+// is OK.
 func (c *Conn) over(n int) error {
 	b := make([]byte, n)
 	if _, err := io.ReadFull(c.in, b); err != nil {
@@ -287,7 +303,7 @@ func (c *Conn) over(n int) error {
 	return io.EOF
 }
 
-// lost is the error of a connection that has ended without a word.
+// lost returns the error of a connection that has ended without a frameEnd.
 func lost(err error) error {
 	if errors.Is(err, io.EOF) {
 		err = io.ErrUnexpectedEOF
@@ -295,7 +311,7 @@ func lost(err error) error {
 	return fmt.Errorf("%w: %w", ErrBroken, err)
 }
 
-// Read implements io.Reader: it reads what the present message consists of.
+// Read implements io.Reader for the bytes of the current message.
 func (c *Conn) Read(p []byte) (int, error) {
 	if c.left == 0 {
 		return 0, io.EOF
@@ -304,8 +320,8 @@ func (c *Conn) Read(p []byte) (int, error) {
 	return n, c.got(n, err)
 }
 
-// fill reads to several places, the first of them first, as much as is there: at least a byte. They have room for one,
-// and together no more than what is left of the message.
+// fill reads the bytes that are available, at least one, into several places in order. The
+// places must not be empty, and not larger than the rest of the message.
 func (c *Conn) fill(to [][]byte) (int, error) {
 	if c.vectors == nil || c.in.Buffered() > 0 {
 		return c.Read(to[0])
@@ -316,7 +332,7 @@ func (c *Conn) fill(to [][]byte) (int, error) {
 	return n, c.got(n, err)
 }
 
-// got takes note of n bytes of a message.
+// got notes that n bytes of the message were read.
 func (c *Conn) got(n int, err error) error {
 	c.left -= n
 	if err != nil {
@@ -328,9 +344,9 @@ func (c *Conn) got(n int, err error) error {
 	return nil
 }
 
-// Receive waits for a message of at most most bytes and returns all of it; the memory is
-// valid until the next call. Its errors are those of next. Memory is taken as the bytes
-// come, not as their number is said.
+// Receive waits for a message of at most most bytes and returns all of it. The memory is
+// valid until the next call. Its errors are those of next. It allocates as bytes arrive and
+// not when their number is announced: an announcement costs the other side nothing.
 func (c *Conn) Receive(most int) ([]byte, error) {
 	if n := cap(c.message); n > keptBytes {
 		c.message = nil
@@ -359,7 +375,7 @@ func (c *Conn) Receive(most int) ([]byte, error) {
 	return b, nil
 }
 
-// grow returns b with room for n bytes.
+// grow returns b with capacity for n bytes. It accounts for the memory first.
 func (c *Conn) grow(b []byte, n int) ([]byte, error) {
 	if c.Memory != nil && n > keptBytes {
 		more := n
@@ -375,8 +391,8 @@ func (c *Conn) grow(b []byte, n int) ([]byte, error) {
 	return larger, nil
 }
 
-// Watch asks the other side whether it is there when it has said nothing for long, and ends the call if it is not. While
-// nothing is read, for whatever reason, the other side is not to blame. It returns when ctx ends.
+// Watch pings the other side after a long silence, and calls end if there is no answer. It
+// does not count time in which this side does not read. It returns when ctx ends.
 func (c *Conn) Watch(ctx context.Context, end func(error)) {
 	tick := time.NewTicker(keepaliveAnswer)
 	defer tick.Stop()
@@ -399,7 +415,7 @@ func (c *Conn) Watch(ctx context.Context, end func(error)) {
 			end(fmt.Errorf("%w: it has said nothing for %s", ErrBroken, now.Sub(heard).Round(time.Second)))
 			return
 		case doubted:
-			if !c.trySend(framePing) { // what is sent may wait for the other side, until its time is over
+			if !c.trySend(framePing) { // another send is blocked; writeTime bounds that
 				quiet.asked = time.Time{}
 			}
 		case lively:
@@ -407,10 +423,10 @@ func (c *Conn) Watch(ctx context.Context, end func(error)) {
 	}
 }
 
-// quiet is what is made of the silence of the other side.
+// quiet tracks the silence of the other side. Watch's goroutine uses it.
 type quiet struct {
-	looked time.Time // the last time
-	asked  time.Time // when it was last to be asked whether it is there
+	looked time.Time // time of the last check
+	asked  time.Time // time of the last ping
 }
 
 // liveness is the result of a check of the other side.
@@ -418,14 +434,14 @@ type liveness int
 
 const (
 	lively  liveness = iota
-	doubted          // it is to be asked whether it is there
-	excused          // this process was not run: what came meanwhile has not been read yet
+	doubted          // it must be pinged
+	excused          // this process was paused: bytes may have arrived unread
 	gone
 )
 
 // check is called about every keepaliveAnswer, with the time at which the other side was
-// last heard. A side is gone only once it was asked: looks come a little late at times,
-// and silence may be longer than it was to become.
+// last heard. A side is gone only after a ping. The age of the silence alone would not do:
+// checks can be late, and then silence is longer than it should have become.
 func (q *quiet) check(now, heard time.Time) liveness {
 	late := now.Sub(q.looked) > 2*keepaliveAnswer
 	q.looked = now
@@ -437,7 +453,7 @@ func (q *quiet) check(now, heard time.Time) liveness {
 	case !q.asked.After(heard):
 		q.asked = now
 		return doubted
-	case now.Sub(q.asked) < keepaliveAnswer/2: // looks that were late follow each other closely
+	case now.Sub(q.asked) < keepaliveAnswer/2: // after a late check the next one follows soon
 		return lively
 	}
 	return gone

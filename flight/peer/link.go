@@ -32,7 +32,8 @@ import (
 )
 
 const (
-	// maxMessage bounds a message in bytes: one blob, or many, and their head.
+	// maxMessage bounds a message in bytes: its head, and one large blob or many small
+	// ones.
 	maxMessage = peers.MaxBlob + 4<<20
 	// maxProgress bounds a message about the progress of warming.
 	maxProgress = 64 << 10
@@ -43,10 +44,11 @@ const (
 	maxTickets = 1 << 20
 	// helloTimeout bounds the handshake, with connecting.
 	helloTimeout = 5 * time.Second
-	// Pauses before the link connects again: the first one, doubling up to the last.
+	// The link pauses before it connects again. The pause doubles from firstPause to
+	// lastPause.
 	firstPause = 50 * time.Millisecond
 	lastPause  = 3 * time.Second
-	// keepaliveTime is the silence after which the other side is checked, and
+	// keepaliveTime is the silence after which the other side is pinged, and
 	// keepaliveAnswer is how long it then has to answer.
 	keepaliveTime   = 10 * time.Second
 	keepaliveAnswer = 5 * time.Second
@@ -54,7 +56,7 @@ const (
 
 // Options configure a Link.
 type Options struct {
-	Cluster string      // whose nodes both are; "" for any
+	Cluster string      // the cluster of both nodes; "" for any
 	Node    string      // this node's name, for the other's log
 	Other   string      // the name that the other node must have; "" for any
 	Zone    string      // this node's zone: the other side limits what it sends to each zone
@@ -88,17 +90,19 @@ type Link struct {
 	closed  bool
 	next    uint32
 	waiting map[uint32]*waiter
-	asks    []Ask            // to be sent
-	doing   []peers.Progress // to be reported next; nil if there is nothing
+	asks    []Ask            // not sent yet
+	doing   []peers.Progress // to be sent next; nil if there is nothing
 	sealer  *Sealer          // of blobs without a hash; nil if they are not sealed
 }
 
-// waiter is a read that waits for its answer. It gets exactly one, unless it has left.
+// waiter is a read that waits for its answer. It gets exactly one answer, unless its
+// goroutine has removed it from waiting.
 type waiter struct {
 	size   int64       // expected bytes, with the seal if there is one
 	answer chan answer // capacity 1, so that the receiving goroutine never blocks
 }
 
+// answer is the result of a read. Its receiver owns the blob.
 type answer struct {
 	blob schema.Blob
 	err  error
@@ -210,13 +214,15 @@ func (l *Link) Get(ctx context.Context, what peers.Ask) (schema.Blob, error) {
 	delete(l.waiting, id)
 	l.mu.Unlock()
 	if !there {
-		a := <-w.answer // it comes in this moment
+		// The receiving goroutine has removed the read already: its answer comes at once.
+		a := <-w.answer
 		a.blob.Release()
 	}
 	return schema.Blob{}, context.Cause(ctx)
 }
 
-// SendProgress implements peers.Link.
+// SendProgress implements peers.Link. A list that was not sent yet is replaced: only the
+// newest one matters.
 func (l *Link) SendProgress(list []peers.Progress) {
 	if list == nil {
 		list = []peers.Progress{}
@@ -230,7 +236,8 @@ func (l *Link) SendProgress(list []peers.Progress) {
 	}
 }
 
-// run connects and serves, until ctx ends. It logs only the first of successive failures.
+// run connects and serves until ctx ends. It logs only the first of successive failures: a
+// node that is down for a day would otherwise fill the log.
 func (l *Link) run(ctx context.Context) {
 	pause := backoff.ExponentialBackOff{
 		InitialInterval: firstPause, MaxInterval: lastPause,
@@ -242,7 +249,7 @@ func (l *Link) run(ctx context.Context) {
 		began := time.Now()
 		err := l.serve(ctx, func() { said = false })
 		l.down(err)
-		if time.Since(began) > lastPause { // or a node that answers nonsense would be asked again at once, for ever
+		if time.Since(began) > lastPause { // a node that sends only broken messages must not be dialled without pauses
 			pause.Reset()
 		}
 		if ctx.Err() != nil {
@@ -347,7 +354,8 @@ func because(ctx context.Context, err error) error {
 	return err
 }
 
-// ask sends requests and progress until ctx ends. One goroutine calls it.
+// ask sends requests and progress until ctx ends. It has a goroutine of its own, so that
+// receiving never waits for room in the socket.
 func (l *Link) ask(ctx context.Context, c *Conn) error {
 	reported := map[uint64]bool{} // streams whose ticket was sent
 	for {
@@ -417,12 +425,12 @@ const (
 	atOnceBlobs = 64
 )
 
-// arrivals are blobs of a message that are being read, in their order. Used by one
-// goroutine.
+// arrivals are the blobs of a message that are being read, in the order of the message.
+// Only the receiving goroutine uses them.
 type arrivals struct {
 	ids   []uint32
 	blobs []schema.Blob
-	left  [][]byte // what is still to come of each
+	left  [][]byte // the unread part of each blob's memory
 }
 
 // deliver passes the answers of a message of n bytes to the reads that wait for them. It
@@ -440,6 +448,8 @@ func (l *Link) deliver(c *Conn, n int) error {
 	for _, a := range answers {
 		n -= a.Size
 		l.mu.Lock()
+		// An id that was never given shows that the other side is confused about the stream
+		// of messages. An id that is no longer waiting is normal: its read was cancelled.
 		to := l.waiting[a.ID]
 		asked := int32(a.ID-l.next) <= 0 // ids wrap around
 		l.mu.Unlock()
@@ -465,7 +475,7 @@ func (l *Link) deliver(c *Conn, n int) error {
 		bytes = 0
 		var is answer
 		switch {
-		case to == nil: // the read has left
+		case to == nil: // the read was cancelled
 			err = discard(c, a.Size)
 		case a.Status != Here:
 			is.err, err = readWhy(c, a)
@@ -481,20 +491,21 @@ func (l *Link) deliver(c *Conn, n int) error {
 	return discard(c, n) // fields of a later version
 }
 
-// add allocates memory for a blob.
+// add allocates the memory of a blob.
 func (c *arrivals) add(a Answer) {
 	b := newBuffer(a.Size)
 	memory := b.memory[:a.Size:a.Size]
 	c.ids, c.blobs, c.left = append(c.ids, a.ID), append(c.blobs, schema.NewBlob(memory, b)), append(c.left, memory)
 }
 
-// arrive reads all blobs for which memory was made ready. Each is handed over as it is whole.
+// arrive reads all blobs of c. It hands each over as soon as it is complete.
 func (l *Link) arrive(from *Conn, c *arrivals) error {
 	for len(c.left) > 0 {
 		n, err := from.fill(c.left)
 		if err != nil {
 			return err
 		}
+		// n bytes fill the memories in order. whole counts those that are complete.
 		whole := 0
 		for n > 0 {
 			if first := c.left[whole]; n < len(first) {
@@ -513,7 +524,7 @@ func (l *Link) arrive(from *Conn, c *arrivals) error {
 	return nil
 }
 
-// discard releases what has not come.
+// discard releases the blobs that did not arrive completely.
 func (c *arrivals) discard() {
 	for _, b := range c.blobs {
 		b.Release()
@@ -534,7 +545,7 @@ func (l *Link) answered(id uint32, is answer) {
 	w.answer <- is
 }
 
-// readWhy reads why a blob does not come.
+// readWhy reads the reason why a blob is not sent, and returns it as an error.
 func readWhy(r io.Reader, a Answer) (why, err error) {
 	text := make([]byte, min(a.Size, maxWhy))
 	if _, err := io.ReadFull(r, text); err != nil {
@@ -553,6 +564,7 @@ func readWhy(r io.Reader, a Answer) (why, err error) {
 	return fmt.Errorf("%w: it says %s", is, text), discard(r, a.Size-len(text))
 }
 
+// discard skips n bytes.
 func discard(r io.Reader, n int) error {
 	if n == 0 {
 		return nil
@@ -569,7 +581,7 @@ func (l *Link) CancelAll(cause error) {
 	l.failLocked(cause)
 }
 
-// failLocked has all that is waited for fail.
+// failLocked ends all waiting reads with cause. mu is held.
 func (l *Link) failLocked(cause error) {
 	for id, w := range l.waiting {
 		w.answer <- answer{err: cause}
@@ -577,7 +589,7 @@ func (l *Link) failLocked(cause error) {
 	}
 }
 
-// down fails what is under way.
+// down marks the link as down and fails all reads. Their callers read the store.
 func (l *Link) down(err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -587,8 +599,9 @@ func (l *Link) down(err error) {
 	l.failLocked(fmt.Errorf("%w: the connection broke: %w", schema.ErrUnavailable, err))
 }
 
-// Warm has the node bring its part of a request, and calls progress with what it says: the results of the action warm.
-// It is a call of its own, over a connection of its own, on which both sides get to know each other first.
+// Warm makes the node warm its part of a request, and calls progress with each of its
+// messages, which are results of the action warm. It uses a connection of its own, with a
+// handshake of its own.
 func (l *Link) Warm(ctx context.Context, what Warm, progress func([]byte)) error {
 	if !l.up.Load() {
 		return errDown
@@ -623,23 +636,25 @@ func (l *Link) Warm(ctx context.Context, what Warm, progress func([]byte)) error
 	}
 }
 
-// Blobs that came are kept in memory that is used again. Sizes grow by a quarter of
-// a power of two, so that at most a fifth is wasted.
+// Memory of received blobs is reused. There are four sizes in each power of two, so that at
+// most a fifth of the memory is wasted.
 const (
 	leastBits = 10
 	mostBits  = 26 // peers.MaxBlob
 	classes   = (mostBits-leastBits)*4 + 1
 )
 
+// free has the unused buffers by size class. The pools let the garbage collector shrink
+// them.
 var free [classes]sync.Pool // of *buffer
 
-// buffer is the memory of one blob. It belongs to who has the blob until Unpin.
+// buffer is the memory of one blob. The owner of the blob owns it until Unpin.
 type buffer struct {
 	class  int
 	memory []byte
 }
 
-// newBuffer returns memory for n bytes, of any content.
+// newBuffer returns memory of at least n bytes with undefined content.
 func newBuffer(n int) *buffer {
 	class, size := 0, 1<<leastBits
 	if n > size {
@@ -654,5 +669,5 @@ func newBuffer(n int) *buffer {
 	return &buffer{class, make([]byte, size)}
 }
 
-// Unpin implements schema.Owner.
+// Unpin implements schema.Owner. The blob must not be used afterwards.
 func (b *buffer) Unpin() { free[b.class].Put(b) }

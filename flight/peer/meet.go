@@ -32,51 +32,58 @@ import (
 // detects a program that relays messages from another address, without TLS as well. Only
 // TLS protects against a program on the path between the two addresses.
 
-// Hello is what a node says of itself, as JSON. A node skips fields that it does not
+// Hello is a node's description of itself, as JSON. A node skips fields that it does not
 // know.
 type Hello struct {
-	// Cluster is the cluster's name. Nodes of different clusters do not read from each other; "" is any.
+	// Cluster is the cluster's name. Nodes of different clusters do not read from each
+	// other. "" matches any.
 	Cluster string `json:"cluster,omitempty"`
 	Node    string `json:"node"`
-	Zone    string `json:"zone,omitempty"` // where the asking side is
-	// Protocols are those that the asking side speaks, and the one of them that it is to be.
+	Zone    string `json:"zone,omitempty"` // zone of the asking side
+	// Protocols are those that the asking side supports. In an answer it is the one that is
+	// used.
 	Protocols []int `json:"protocols"`
-	// Other and Address are the name of the node that is asked, and HOST:PORT where it was dialled; "" is any.
+	// Other is the name of the node that is meant, and Address the HOST:PORT that was
+	// dialled. "" matches any.
 	Other   string `json:"other,omitempty"`
 	Address string `json:"address,omitempty"`
-	// Nonce is a random number, none where there is no key.
+	// Nonce is a random number. It is absent without a key.
 	Nonce []byte `json:"nonce,omitempty"`
-	// Seals says that blobs without a hash are to be sealed, or that they will be: see [Sealer].
+	// Seals requests that blobs without a hash are sealed. In an answer it confirms that
+	// they will be: see [Sealer].
 	Seals bool `json:"seals,omitempty"`
 }
 
-// challenge is the first that the answering side says.
+// challenge is the first message of the answering side.
 type challenge struct {
 	Protocols []int  `json:"protocols"`
 	Nonce     []byte `json:"nonce,omitempty"`
 }
 
-// Way is how two nodes that meet reach each other.
+// Way is the path between two nodes during their handshake.
 type Way struct {
-	Method  string // that is called, in full
+	Method  string // the full name of the called method
 	Binding []byte // see [Binding]
 	Receive func() ([]byte, error)
 	Send    func([]byte) error
 }
 
-// Guest is the asking side.
+// Guest is the asking side of a handshake.
 type Guest struct {
-	Hello Hello // except the number and the protocols
+	Hello Hello // without Nonce and Protocols
 	Keys  *Keys
-	// Protocol is the only one that is spoken; 0 for [Protocol].
+	// Protocol is the only protocol version to use; 0 for [Protocol].
 	Protocol int
 }
 
-// Meet gets to know the other side, and is known by it. Any error is a schema.ErrUnavailable, or the way's.
+// Meet authenticates the other side, and this side to it. Errors are schema.ErrUnavailable,
+// or those of the way.
 func (g *Guest) Meet(w Way) (other Hello, known Known, err error) {
 	refuse := func(why string, args ...any) (Hello, Known, error) {
 		return Hello{}, Known{}, fmt.Errorf("%w: %w", schema.ErrUnavailable, fmt.Errorf(why, args...))
 	}
+	// Every message is added to talk before the next proof. A proof thus covers all that
+	// was said, and a changed message makes it wrong.
 	keys, talk := g.Keys.all(), newSaid(w.Method, w.Binding)
 	hello := g.Hello
 	hello.Protocols = spoken(g.Protocol)
@@ -139,7 +146,8 @@ func (g *Guest) Meet(w Way) (other Hello, known Known, err error) {
 	return other, known, g.Hello.check(other)
 }
 
-// check returns an error if it is not the node that is to be there: addresses are used again, by other machines.
+// check returns an error if the other side is not the expected node. Addresses are reused,
+// and by other machines.
 func (h *Hello) check(other Hello) error {
 	if h.Cluster != "" && other.Cluster != "" && other.Cluster != h.Cluster {
 		return fmt.Errorf("%w: it is of cluster %s; want %s", schema.ErrUnavailable, schema.Quote(other.Cluster),
@@ -151,18 +159,20 @@ func (h *Hello) check(other Hello) error {
 	return nil
 }
 
-// Host is the answering side.
+// Host is the answering side of a handshake.
 type Host struct {
 	Cluster, Node string
-	Address       string // HOST:PORT by which others reach it; "" if that is not known
+	Address       string // HOST:PORT at which others reach it; "" if unknown
 	Keys          *Keys
-	// Protocol is the only one that is spoken; 0 for [Protocol].
+	// Protocol is the only protocol version to use; 0 for [Protocol].
 	Protocol int
-	// Refuse gets the reason for which a node is refused, and returns the node's answer.
+	// Refuse gets the reason for a refusal and returns the error for the other node. It can
+	// limit the rate of attempts.
 	Refuse func(why string) error
 }
 
-// Meet gets to know a node that asks, and is known by it.
+// Meet authenticates a node that asks, and this node to it. The node must prove that it
+// knows the key before this side proves anything.
 func (h *Host) Meet(w Way) (hello Hello, known Known, err error) {
 	fail := func(err error) (Hello, Known, error) { return Hello{}, Known{}, err }
 	keys, talk := h.Keys.all(), newSaid(w.Method, w.Binding)
@@ -170,7 +180,7 @@ func (h *Host) Meet(w Way) (hello Hello, known Known, err error) {
 	if err != nil {
 		return fail(err)
 	}
-	if len(first) > MaxHello || json.Unmarshal(first, &hello) != nil { // a stranger says it: the length is first
+	if len(first) > MaxHello || json.Unmarshal(first, &hello) != nil { // the sender is not authenticated: check the length first
 		return fail(&schema.FieldError{Field: "hello", Got: schema.Quote(string(first)),
 			Want: "a node's name and protocols as JSON"})
 	}
@@ -227,7 +237,7 @@ func (h *Host) Meet(w Way) (hello Hello, known Known, err error) {
 	return hello, known, w.Send(b)
 }
 
-// check returns an error if the node looks for another one.
+// check returns an error if the asking node expects another one.
 func (h *Host) check(hello Hello) error {
 	for _, f := range []struct{ field, got, want string }{
 		{"cluster", hello.Cluster, h.Cluster}, {"other", hello.Other, h.Node}, {"address", hello.Address, h.Address},
@@ -239,10 +249,11 @@ func (h *Host) check(hello Hello) error {
 	return nil
 }
 
-// spoken is the protocol that is spoken: only, if a node is held to one, and else that of this program.
+// spoken returns the supported protocol version: only, if it is set, or else that of this
+// program.
 func spoken(only int) []int { return []int{cmp.Or(only, Protocol)} }
 
-// agree returns the protocol that is spoken here, see spoken, if it is among those; 0 if it is not.
+// agree returns the supported protocol version if it is among theirs, and 0 otherwise.
 func agree(only int, theirs []int) int {
 	if p := spoken(only)[0]; slices.Contains(theirs, p) {
 		return p
@@ -250,34 +261,37 @@ func agree(only int, theirs []int) int {
 	return 0
 }
 
-// Keys are what the nodes of a cluster know each other by: secrets that they have in common. A node proves with the
-// first one that it knows it, and accepts proofs with any. nil is no key. Keys are safe for concurrent use.
+// Keys are the secrets that the nodes of a cluster share. A node proves that it knows the
+// first one, and accepts proofs with any of them. A key can thus be replaced node by node.
+// nil means no key. Keys are safe for concurrent use.
 type Keys struct {
 	mu   sync.Mutex
 	list []*key // guarded by mu; what it points to never changes
 }
 
-// key is one of them.
+// key is one secret.
 type key struct {
 	secret []byte
-	gone   context.Context // ends when it is accepted no longer
+	gone   context.Context // ends when the key is no longer accepted
 	end    context.CancelFunc
 }
 
+// newKey copies the secret.
 func newKey(secret []byte) *key {
 	k := &key{secret: bytes.Clone(secret)}
 	k.gone, k.end = context.WithCancel(context.Background())
 	return k
 }
 
-// NewKeys returns keys with these secrets.
+// NewKeys returns Keys with these secrets, the one to prove first.
 func NewKeys(secrets ...[]byte) *Keys {
 	k := &Keys{}
 	k.Set(secrets...)
 	return k
 }
 
-// Set has these secrets be accepted, and no others: what was proven with one that is no longer among them has ended.
+// Set replaces the accepted secrets. Calls that were authenticated with a removed one end.
+// A secret that remains keeps its calls.
 func (k *Keys) Set(secrets ...[]byte) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -301,6 +315,7 @@ func (k *Keys) Set(secrets ...[]byte) {
 // Any reports whether there is a key.
 func (k *Keys) Any() bool { return len(k.all()) > 0 }
 
+// all returns the current keys. The list is never changed, only replaced.
 func (k *Keys) all() []*key {
 	if k == nil {
 		return nil
@@ -310,16 +325,17 @@ func (k *Keys) all() []*key {
 	return k.list
 }
 
-// Known is the key that another node has proven to know. The zero Known is none.
+// Known is the key that another node has proven to know. The zero Known means none.
 type Known struct {
 	key    *key
 	sealer *Sealer
 }
 
-// Sealer seals the blobs of the call that have no hash; nil if they are not sealed.
+// Sealer returns the sealer for the call's blobs without a hash, nil if they are not
+// sealed.
 func (k Known) Sealer() *Sealer { return k.sealer }
 
-// Ends calls f when the key is accepted no longer, once. stop has it not be called.
+// Ends calls f once, when the key is no longer accepted. stop prevents that.
 func (k Known) Ends(f func()) (stop func() bool) {
 	if k.key == nil {
 		return func() bool { return true }
@@ -327,8 +343,8 @@ func (k Known) Ends(f func()) (stop func() bool) {
 	return context.AfterFunc(k.key.gone, f)
 }
 
-// side is a side of a call. The proof of one side cannot be returned by the other as its
-// own.
+// side names a side of a call in its proofs. One side's proof is therefore useless as a
+// proof of the other side.
 type side string
 
 const (
@@ -337,20 +353,23 @@ const (
 )
 
 const (
+	// 32 random bytes never repeat in practice.
 	nonceBytes = 32
 	proofBytes = sha256.Size
 )
 
+// newNonce returns nonceBytes random bytes.
 func newNonce() []byte {
 	b := make([]byte, nonceBytes)
 	_, _ = rand.Read(b) // never fails
 	return b
 }
 
-// said is what two nodes have said to each other: a hash of the method that is called, of the connection, and of the
-// messages as they were sent.
+// said is a hash of a handshake so far: the method, the connection, and the messages as
+// they were sent.
 type said struct{ hash hash.Hash }
 
+// newSaid returns the hash before the first message.
 func newSaid(method string, binding []byte) said {
 	s := said{sha256.New()}
 	s.add([]byte(method))
@@ -358,7 +377,8 @@ func newSaid(method string, binding []byte) said {
 	return s
 }
 
-// add adds a message. Its length stands before it, so that messages are the same only one by one.
+// add adds a message with its length before it. Without the length, bytes could move from
+// one message to the next unnoticed.
 func (s said) add(message []byte) {
 	var length [8]byte
 	binary.LittleEndian.PutUint64(length[:], uint64(len(message)))
@@ -366,7 +386,8 @@ func (s said) add(message []byte) {
 	_, _ = s.hash.Write(message)
 }
 
-// prove shows that a side knows a secret, without revealing it, for all messages so far.
+// prove returns the proof that a side knows a secret, for all messages so far. It does not
+// reveal the secret.
 func (s said) prove(by side, secret []byte) []byte {
 	mac := hmac.New(sha256.New, secret)
 	_, _ = mac.Write([]byte(by)) // neither fails
@@ -374,8 +395,8 @@ func (s said) prove(by side, secret []byte) []byte {
 	return mac.Sum(nil)
 }
 
-// proven returns which of the keys a side has proven to know. All are looked at, and each in the same time whatever the
-// proof is.
+// proven returns the key that a side has proven to know. It tries all keys in constant time
+// each, so the duration reveals nothing about them.
 func (s said) proven(by side, keys []*key, proof []byte) (known Known, ok bool) {
 	for _, k := range keys {
 		if hmac.Equal(s.prove(by, k.secret), proof) {
@@ -385,7 +406,8 @@ func (s said) proven(by side, keys []*key, proof []byte) (known Known, ok bool) 
 	return known, ok
 }
 
-// Binding identifies a TLS connection on both of its sides (RFC 9266).
+// Binding returns a value that identifies a TLS connection and is the same on both sides
+// (RFC 9266).
 func Binding(state tls.ConnectionState) ([]byte, error) {
 	b, err := state.ExportKeyingMaterial("EXPORTER-bowstring-peers", nil, sha256.Size)
 	if err != nil {
@@ -395,13 +417,14 @@ func Binding(state tls.ConnectionState) ([]byte, error) {
 }
 
 const (
-	// leastKey is how many characters a cluster's key has at least.
+	// leastKey is the shortest key in characters: 128 bits as hexadecimal digits.
 	leastKey = 32
-	// mostKeys is how many there may be at once: the present one, and the one before it or after it.
+	// mostKeys bounds the keys at one time: the current one, and its predecessor or
+	// successor.
 	mostKeys = 2
 )
 
-// ParseKeys reads a file of keys, one a line. An error says nothing of what they are.
+// ParseKeys reads a file of keys, one a line. Errors never quote a key.
 func ParseKeys(file string, text []byte) (*[][]byte, error) {
 	var keys [][]byte
 	for line := range bytes.Lines(text) {

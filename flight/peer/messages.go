@@ -12,38 +12,39 @@ import (
 )
 
 const (
-	// ReadMethod is the call by which a node asks another one for blobs.
+	// ReadMethod is the call by which a node reads blobs from another one.
 	ReadMethod = "/bowstring.Peers/Lend"
-	// WarmMethod is the call by which a node has another one warm its part of a request: it sends a Warm, and gets
-	// progress, as the action warm sends it.
+	// WarmMethod is the call by which a node makes another one warm its part of a request.
+	// It sends a Warm, and receives progress in the form of the action warm.
 	WarmMethod = "/bowstring.Peers/Warm"
-	// Protocol is the version of what is said on it. Nodes of different versions do not ask each other: they read the
-	// store instead.
+	// Protocol is the version of these messages. Nodes of different versions do not read
+	// from each other. They read the store instead.
 	Protocol = 1
 
-	maxAsks     = 256 // in a message
+	maxAsks = 256 // asks of one message
+	// Lengths of the parts of messages: see AppendAsks and AppendAnswers.
 	askBytes    = 4 + 32 + 8 + 8 + 2 + 2 + 8 + 4
 	answersHead = 4
 	answerBytes = 4 + 4 + 8
 	maxName     = math.MaxUint16
 )
 
-// Warm is what a node is asked to warm, as JSON. The node that asks has made sure that the caller may read it, all of
-// it.
+// Warm is the request to warm a part, as JSON. The sending node has checked that the caller
+// may read all of it.
 type Warm struct {
-	Request json.RawMessage `json:"request"` // whose snapshot has a number
+	Request json.RawMessage `json:"request"` // with the number of the snapshot
 	Tenant  string          `json:"tenant,omitempty"`
 }
 
 // Kinds of messages of the asking side, their first byte.
 const (
-	KindProof    = 'k' // that the node knows the cluster's key, see Guest
+	KindProof    = 'k' // a proof that the node knows the cluster's key, see Guest
 	KindAsks     = 'f' // asks, see AppendAsks
-	KindProgress = 'p' // what the node's streams do, as JSON: a list of peers.Progress
+	KindProgress = 'p' // progress of the node's streams, as JSON: a list of peers.Progress
 )
 
-// Ask is a blob that is asked for. Each has a number of its own among those of its
-// stream that were not answered.
+// Ask is a request for one blob. Its ID is unique among the connection's requests without
+// an answer.
 type Ask struct {
 	ID uint32
 	peers.Ask
@@ -100,6 +101,7 @@ func AppendAsks(b []byte, asks []Ask) []byte {
 	return b
 }
 
+// flags returns the flags of an ask.
 func (a *Ask) flags() (f uint32) {
 	if a.Forward {
 		f |= flagForward
@@ -110,7 +112,8 @@ func (a *Ask) flags() (f uint32) {
 	return f
 }
 
-// ParseAsks reads a message of asks, and gives each to do until that fails.
+// ParseAsks reads a message of asks and calls do with each, until do fails. It checks every
+// length and name before use: the message comes from the network.
 func ParseAsks(b []byte, do func(Ask) error) error {
 	if len(b) == 0 || b[0] != KindAsks {
 		return &schema.FieldError{Field: "message", Got: fmt.Sprintf("%d bytes of another kind", len(b)), Want: "asks"}
@@ -166,12 +169,16 @@ func ParseAsks(b []byte, do func(Ask) error) error {
 	return nil
 }
 
-// Status says what an answer is.
+// Status is the kind of an answer.
 type Status uint32
 
-// The kinds of an answer: a text that says why there is no blob, the blob, or a text that
-// says that the store has none, or a damaged one; that what was wanted if it is held is
-// not; and that the node has sent as much as it may.
+// Kinds of answers. Only Here is followed by a blob; all others are followed by a text that
+// says why there is none:
+//
+//   - Failed: the read has failed, or for any other reason.
+//   - Lost: the store has no such blob, or a damaged one.
+//   - NotHeld: the blob was requested only if it is held, and it is not.
+//   - Full: the node has sent as much as it may.
 const (
 	Failed Status = iota
 	Here
@@ -184,12 +191,12 @@ const (
 type Answer struct {
 	ID     uint32
 	Status Status
-	Size   int // of what follows, in bytes
+	Size   int // bytes that follow
 }
 
-// AppendAnswers appends the head of a message of answers: how many there are u32, and for
-// each its id u32, status u32, and size u64. Their contents follow in the same order. A
-// message of no answers says that the node is there, and has answers to come.
+// AppendAnswers appends the head of a message of answers: their number u32, and for each
+// its id u32, status u32, and size u64. Their contents follow in the same order. A message
+// without answers is a heartbeat: the node is alive and answers will come.
 func AppendAnswers(b []byte, answers []Answer) []byte {
 	b = binary.LittleEndian.AppendUint32(b, uint32(len(answers)))
 	for _, a := range answers {
@@ -200,13 +207,14 @@ func AppendAnswers(b []byte, answers []Answer) []byte {
 	return b
 }
 
-// AnswersBytes is how long the head of a message of n answers is.
+// AnswersBytes returns the length of the head of a message of n answers.
 func AnswersBytes(n int) int { return answersHead + n*answerBytes }
 
-// maxAnswers is how many answers a message may have.
+// maxAnswers bounds the answers of a message. It bounds the memory of their heads.
 const maxAnswers = 1 << 16
 
-// readAnswers reads the head of a message of n bytes.
+// readAnswers reads the head of a message of n bytes. It checks that the sizes fit into the
+// message before any memory for blobs is allocated.
 func readAnswers(r io.Reader, n int) ([]Answer, error) {
 	var word [answersHead]byte
 	if n < len(word) {
@@ -237,4 +245,5 @@ func readAnswers(r io.Reader, n int) ([]Answer, error) {
 	return list, nil
 }
 
+// errAnswers ends the connection: the rest of the message cannot be interpreted.
 var errAnswers = fmt.Errorf("%w: a node has sent answers that are broken", schema.ErrUnavailable)

@@ -9,7 +9,7 @@ import (
 	"unsafe"
 )
 
-// readvBytes is the most that one system call reads. It takes some 50 µs.
+// readvBytes bounds the bytes of one system call, which then takes about 50 µs.
 const readvBytes = 256 << 10
 
 // vectorReader reads from a socket to several places by one system call. It is used by
@@ -28,7 +28,7 @@ type vectorReader struct {
 	try func(fd uintptr) bool // reads once; made once, so that a call allocates nothing
 }
 
-// newVectorReader returns nil if the connection is no socket.
+// newVectorReader returns a reader of the connection, nil if that is not a socket.
 func newVectorReader(c net.Conn) *vectorReader {
 	s, ok := c.(syscall.Conn)
 	if !ok {
@@ -43,8 +43,8 @@ func newVectorReader(c net.Conn) *vectorReader {
 	return r
 }
 
-// read reads as much as is there, at least a byte and up to limit, to the places, the first of them first. These
-// together are larger than nothing.
+// read reads the bytes that are available, at least one and at most limit. It fills the
+// places in order. The places together must not be empty.
 func (r *vectorReader) read(to [][]byte, limit int) (int, error) {
 	r.vectors = r.vectors[:0]
 	for limit = min(limit, readvBytes); limit > 0 && len(to) > len(r.vectors); {
@@ -57,14 +57,15 @@ func (r *vectorReader) read(to [][]byte, limit int) (int, error) {
 	r.to, r.n, r.err = to, 0, nil
 	err := r.conn.Read(r.try)
 	r.to = nil
-	clear(r.vectors) // they would keep blobs
+	clear(r.vectors) // its pointers would keep blobs alive
 	if err == nil {
 		err = r.err
 	}
 	return r.n, err
 }
 
-// receive makes one system call. It returns false where nothing has come.
+// receive makes one system call. It returns false if no byte is available, so that the
+// poller waits.
 func (r *vectorReader) receive(fd uintptr) bool {
 	n, _, errno := syscall.RawSyscall(syscall.SYS_READV, fd, uintptr(unsafe.Pointer(unsafe.SliceData(r.vectors))),
 		uintptr(len(r.vectors)))

@@ -33,6 +33,7 @@ func match(pattern, name string) bool {
 	return strings.Trim(pattern[p:], "*") == ""
 }
 
+// anyMatch reports whether a name matches one of the patterns.
 func anyMatch(patterns []string, name string) bool {
 	for _, p := range patterns {
 		if match(p, name) {

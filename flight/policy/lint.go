@@ -20,6 +20,8 @@ func (rs *Rules) Lint() []Finding {
 		found = append(found, Finding{r.Line, r.String() + " " + fmt.Sprintf(format, args...)})
 	}
 	admin := false
+	// The cost is quadratic in the rules, but Lint runs only when a file is loaded or
+	// checked.
 	for i, r := range rs.rules {
 		for _, before := range rs.rules[:i] {
 			if before.shadows(r) {
@@ -46,6 +48,8 @@ func (rs *Rules) Lint() []Finding {
 			}
 		}
 	}
+	// A file without administrators is valid, but it cannot be maintained through the
+	// server.
 	if !admin {
 		found = append(found,
 			Finding{1,

@@ -20,7 +20,7 @@ const (
 	MaxBytes = 4 << 20
 	// maxRules bounds the rules of a file. Decide is linear in them, for each call.
 	maxRules = 10_000
-	// maxPatterns bounds the patterns of a list.
+	// maxPatterns bounds the patterns of a list. Matching is linear in them as well.
 	maxPatterns = 1024
 	// maxPattern bounds a pattern in bytes.
 	maxPattern = 1024
@@ -51,6 +51,7 @@ func (p *parser) fail(n *yaml.Node, format string, args ...any) error {
 	return &Error{p.file, max(n.Line, 1), max(n.Column, 1), fmt.Sprintf(format, args...)}
 }
 
+// yamlLine takes an error of yaml.v3 apart: it has the line only in its text.
 var yamlLine = regexp.MustCompile(`^yaml: (?:line (\d+): )?(.*)`)
 
 // Parse compiles the text of a file of rules. file is its name in messages. Errors are of
@@ -121,6 +122,8 @@ func (p *parser) document(text []byte, empty string) (*yaml.Node, error) {
 	return doc.Content[0], nil
 }
 
+// version accepts 1. A later format gets another number, so that an old server refuses it
+// and does not misread it.
 func (p *parser) version(n *yaml.Node) error {
 	if n.Value != "1" || n.Tag != "!!int" {
 		return p.fail(n, "version: got %s, want 1", schema.Quote(n.Value))
@@ -170,6 +173,7 @@ func (p *parser) mapping(n *yaml.Node, what string, fields map[string]func(*yaml
 		key, value := n.Content[i], n.Content[i+1]
 		read := fields[key.Value]
 		if read == nil {
+			// A misspelt field is the most common mistake in these files.
 			hint := ""
 			if near := schema.Nearest(key.Value, names); near != "" {
 				hint = fmt.Sprintf(" (did you mean %q?)", near)
@@ -196,6 +200,8 @@ func (p *parser) mapping(n *yaml.Node, what string, fields map[string]func(*yaml
 // included.
 func (p *parser) rule(n *yaml.Node) (*Rule, error) {
 	r := &Rule{Line: n.Line}
+	// The nodes are kept for messages: errors about combinations of fields point to one of
+	// them.
 	var whereNode, columnsNode, rightsNode *yaml.Node
 	var expression string
 	var columns []string
@@ -234,10 +240,14 @@ func (p *parser) rule(n *yaml.Node) (*Rule, error) {
 			"a caller that writes or drops a dataset learns what is in it; grant that to others by another rule",
 			r.Rights&^(List|Read))
 	}
+	// The columns are checked against a snapshot when one is read: the file is for many
+	// datasets.
 	r.Restriction = &schema.Restriction{Where: expression, Columns: columns}
 	return r, nil
 }
 
+// text reads a scalar that is not empty. Numbers and booleans are accepted as their text: a
+// principal may be named 42.
 func (p *parser) text(field string, n *yaml.Node) (string, error) {
 	if n.Kind != yaml.ScalarNode || n.Tag == "!!null" || n.Value == "" {
 		return "", p.fail(n, "%s: want text", field)
@@ -299,6 +309,8 @@ func (p *parser) datasets(n *yaml.Node) ([]string, error) {
 	return out, err
 }
 
+// rights reads names of rights and adds the rights that each includes. An empty list is
+// allowed: such a rule denies.
 func (p *parser) rights(n *yaml.Node) (Right, error) {
 	names, err := p.list("rights", n)
 	if err != nil {

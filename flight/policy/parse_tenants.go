@@ -20,6 +20,7 @@ const (
 	maxWildcards = 10_000
 )
 
+// hasWildcard reports whether a pattern must be matched one by one.
 func hasWildcard(p string) bool { return strings.ContainsAny(p, "*?") }
 
 // ParseTenants compiles the text of a file of tenants. file is its name in messages.
@@ -51,6 +52,7 @@ func ParseTenants(file string, text []byte) (*Tenants, error) {
 		return nil, p.fail(list, "%d tenants, want at most %d", len(list.Content), maxTenants)
 	}
 	var tenants []*Tenant
+	// Names may not repeat: statistics and usage are by name.
 	lines, wildcards := map[string]int{}, 0
 	for _, n := range list.Content {
 		t, err := p.tenant(n)
@@ -81,6 +83,7 @@ func ParseTenants(file string, text []byte) (*Tenants, error) {
 // tenant reads one tenant. Shares are kept as fractions of 1, rates in bytes a second.
 func (p *parser) tenant(n *yaml.Node) (*Tenant, error) {
 	t := &Tenant{Line: n.Line, Terms: admission.Terms{Weight: 1}}
+	// An absent ceiling stays zero, which means no limit.
 	c := &t.Terms
 	share := func(field string, to *float64) func(*yaml.Node) error {
 		return func(n *yaml.Node) (err error) { *to, err = p.share(field, n); return err }
@@ -161,6 +164,7 @@ func (p *parser) members(field string, n *yaml.Node) ([]string, error) {
 	return out, nil
 }
 
+// number reads an integer from 1 to most.
 func (p *parser) number(field string, n *yaml.Node, most int64) (int64, error) {
 	v, err := strconv.ParseInt(n.Value, 10, 64)
 	if err != nil || n.Kind != yaml.ScalarNode || v < 1 || v > most {
@@ -169,6 +173,7 @@ func (p *parser) number(field string, n *yaml.Node, most int64) (int64, error) {
 	return v, nil
 }
 
+// bytes reads a size such as 200MB or 1GiB, in bytes.
 func (p *parser) bytes(field string, n *yaml.Node) (int64, error) {
 	v, err := humanize.ParseBytes(n.Value)
 	if err != nil || n.Kind != yaml.ScalarNode || v < 1 || v > 1<<50 {
@@ -177,6 +182,8 @@ func (p *parser) bytes(field string, n *yaml.Node) (int64, error) {
 	return int64(v), nil
 }
 
+// share reads a percentage and returns it as a fraction of 1. The sign is required: 0.5
+// could mean half or half a percent.
 func (p *parser) share(field string, n *yaml.Node) (float64, error) {
 	text, percent := strings.CutSuffix(n.Value, "%")
 	v, err := strconv.ParseFloat(text, 64)

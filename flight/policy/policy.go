@@ -22,6 +22,7 @@ const (
 	all = List | Read | Write | Drop | Admin
 )
 
+// rightNames are the rights by the names that files use, in the order of messages.
 var rightNames = []struct {
 	name  string
 	right Right

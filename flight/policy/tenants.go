@@ -37,11 +37,14 @@ type named struct {
 	patterns []pattern // in the order of the file
 }
 
+// pattern is a pattern with wildcards, and the index of its tenant.
 type pattern struct {
 	text   string
 	tenant int
 }
 
+// add adds a name or a pattern of a tenant. Tenants are added in the order of the file, so
+// an exact name keeps the first tenant that has it.
 func (n *named) add(text string, tenant int) {
 	if hasWildcard(text) {
 		n.patterns = append(n.patterns, pattern{text, tenant})
