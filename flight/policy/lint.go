@@ -20,8 +20,8 @@ func (rs *Rules) Lint() []Finding {
 		found = append(found, Finding{r.Line, r.String() + " " + fmt.Sprintf(format, args...)})
 	}
 	admin := false
-	// The cost is quadratic in the rules, but Lint runs only when a file is loaded or
-	// checked.
+	// The cost is quadratic in the rules, but Lint runs only in commands that
+	// check a file.
 	for i, r := range rs.rules {
 		for _, before := range rs.rules[:i] {
 			if before.shadows(r) {

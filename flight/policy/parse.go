@@ -173,7 +173,6 @@ func (p *parser) mapping(n *yaml.Node, what string, fields map[string]func(*yaml
 		key, value := n.Content[i], n.Content[i+1]
 		read := fields[key.Value]
 		if read == nil {
-			// A misspelt field is the most common mistake in these files.
 			hint := ""
 			if near := schema.Nearest(key.Value, names); near != "" {
 				hint = fmt.Sprintf(" (did you mean %q?)", near)
