@@ -619,7 +619,7 @@ func (a *attachment) Write(ctx context.Context, b *source.Batch) error {
 }
 
 // Commit implements sink. The sets are stored before the snapshot that refers to them.
-// What was saved is dropped only after the commit.
+// The saved rows are dropped only after the commit.
 func (a *attachment) Commit(ctx context.Context, sum *summary) error {
 	if a.rows != nil {
 		a.counts.Gone = a.base.Rows() - a.counts.Kept - a.counts.Proven - a.counts.Changed

@@ -284,9 +284,9 @@ func unreachable(err error) (why string, ok bool) {
 	return strings.TrimPrefix(why, "transport: Error while dialing: "), ok
 }
 
-// message is the text of err for people. Of an error of a server it keeps the server's
-// text and removes gRPC's wrapping. Bytes that could control a terminal are escaped,
-// because the text may come from elsewhere.
+// message is the text of err for people. If the error is of a server, it keeps the
+// server's text and removes gRPC's wrapping. Bytes that could control a terminal are
+// escaped, because the text may come from elsewhere.
 func message(err error) string {
 	text := err.Error()
 	var remote interface{ GRPCStatus() *status.Status }

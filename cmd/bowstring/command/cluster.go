@@ -31,7 +31,8 @@ import (
 	"bowstring/spill"
 )
 
-// check is called as part of Validate.
+// check is part of Validate. It reports flags of a node without --cluster, and values
+// that the layout of a cluster would reject later.
 func (f *clusterFlags) check() error {
 	if f.Cluster == "" {
 		if f.Node != "" || f.Advertise != "" || f.Zone != "" || f.ClusterKeyFile != "" || f.ClusterCA != "" ||
@@ -53,6 +54,7 @@ func (f *clusterFlags) check() error {
 	if _, err := f.egress(); err != nil {
 		return err
 	}
+	// The machine's name is not known to be valid here; described checks it at the start.
 	n := layout.Node{ID: cmp.Or(f.Node, "node"), Address: f.Advertise, Zone: f.Zone, Weight: f.NodeRanks}
 	if err := n.Check(); err != nil {
 		return fmt.Errorf("--node, --advertise, --zone or --node-ranks: %w", err)
@@ -60,7 +62,7 @@ func (f *clusterFlags) check() error {
 	return nil
 }
 
-// egress is what may be sent to other nodes.
+// egress parses the limits of bytes a second that are sent to other nodes.
 func (f *clusterFlags) egress() (admission.EgressLimits, error) {
 	limits := admission.EgressLimits{All: int64(f.PeerEgress), Zones: map[string]int64{}}
 	for part := range strings.SplitSeq(f.PeerEgressZones, ",") {
@@ -77,7 +79,9 @@ func (f *clusterFlags) egress() (admission.EgressLimits, error) {
 	return limits, nil
 }
 
-// part is what a server takes on as a node; nil if it is none.
+// part returns the server's part in a cluster, and nil without --cluster. It reads the
+// keys and roots, so that a wrong file ends the start and not the first read of a peer.
+// The watch of the key file begins with watchKeys.
 func (f *clusterFlags) part(d *auth.Authenticator, sources *auth.Sources, log *slog.Logger) (*clusterPart, error) {
 	if f.Cluster == "" {
 		return nil, nil
@@ -102,6 +106,8 @@ func (f *clusterFlags) part(d *auth.Authenticator, sources *auth.Sources, log *s
 		}
 		p.keys = peer.NewKeys(*p.keyFile.Current().Load()...)
 	}
+	// Without keys, peers cannot prove who they are. Blobs then go to other nodes only if
+	// the server authenticates no client either.
 	p.peers = p.keys != nil || !d.Authenticates()
 	p.tls = &tls.Config{MinVersion: tls.VersionTLS13}
 	if f.ClusterCA != "" {
@@ -117,20 +123,22 @@ func (f *clusterFlags) part(d *auth.Authenticator, sources *auth.Sources, log *s
 	return p, nil
 }
 
-// clusterPart is a server's part in a cluster.
+// clusterPart is a server's part in a cluster. part makes it, and it is constant
+// afterwards. The contents of keys change with the file.
 type clusterPart struct {
 	name, node, zone string
 	keys             *peer.Keys // nil if there are none
 	keyFile          *auth.File[[][]byte]
 	tls              *tls.Config
-	protocol         int  // the only one that is spoken with other nodes; 0 for those that there are
-	plaintext        bool // nodes whose address is grpc:// are asked
-	peers            bool // other nodes read by way of it, and it by way of them
+	protocol         int  // the only protocol to use with other nodes; 0 for all that this version has
+	plaintext        bool // whether nodes with a grpc:// address are asked
+	peers            bool // whether blobs are exchanged with other nodes
 	egress           *admission.Egress
 }
 
-// join makes the tier of the other nodes. With a spill it also makes the listener for
-// them, because a node keeps its own blobs there.
+// join creates the tier that reads from other nodes, and sets the options with which the
+// server answers them. A node keeps the blobs that it owns in its spill. Without a spill
+// it owns nothing and is a member only.
 func (p *clusterPart) join(n *node, to *flight.Options, log *slog.Logger) (err error) {
 	n.figures = &clusterFigures{
 		cluster: p.name, node: p.node, view: n.members.View, layout: n.members.Now,
@@ -154,12 +162,14 @@ func (p *clusterPart) join(n *node, to *flight.Options, log *slog.Logger) (err e
 	return nil
 }
 
-// watchKeys takes over the keys of the file as it changes, until ctx ends.
+// watchKeys replaces the keys when the file changes, until ctx ends. A file with two keys
+// lets the nodes change to a new one without an outage.
 func (p *clusterPart) watchKeys(ctx context.Context) {
 	p.keyFile.Watch(ctx, func() { p.keys.Set(*p.keyFile.Current().Load()...) })
 }
 
-// Members implements flight.Node.
+// Members implements flight.Node. The result is for the JSON of stats; nil outside of a
+// cluster.
 func (n *node) Members() any {
 	if n.part == nil {
 		return nil
@@ -177,7 +187,7 @@ func (n *node) Members() any {
 	return view
 }
 
-// Others implements flight.Node.
+// Others implements flight.Node. The addresses are those of the last view.
 func (n *node) Others() (addresses []string) {
 	if n.part == nil {
 		return nil
@@ -190,7 +200,9 @@ func (n *node) Others() (addresses []string) {
 	return addresses
 }
 
-// described is what the cluster is to know of a server that listens there.
+// described returns what the cluster publishes about a server with this listener. It
+// returns an error if other nodes could not reach the address, or if it would make them
+// send plain text to a server with a certificate.
 func (f *clusterFlags) described(id string, listen net.Addr, encrypted bool, spillBytes int64) (layout.Node, error) {
 	n := layout.Node{ID: id, Address: f.Advertise, Zone: f.Zone, Weight: f.NodeRanks,
 		Capacity: spill.Capacity(spillBytes)}
@@ -212,7 +224,8 @@ func (f *clusterFlags) described(id string, listen net.Addr, encrypted bool, spi
 	return n, n.Check()
 }
 
-// membersOf returns the members of a cluster in a store.
+// membersOf returns the members of a cluster in a store. Only stores that several
+// machines share can have a cluster.
 func membersOf(s store.Store, cluster string, log *slog.Logger) (*members.Members, error) {
 	shared, ok := store.As[members.Shared](s)
 	if !ok {
@@ -222,34 +235,37 @@ func membersOf(s store.Store, cluster string, log *slog.Logger) (*members.Member
 	return members.New(members.Options{Cluster: cluster, Shared: shared, Version: version, Logger: log})
 }
 
-// clusterView is what a server's stats say of its cluster.
+// clusterView is the cluster as a server sees it, for its stats. Its JSON is part of the
+// protocol.
 type clusterView struct {
 	Cluster string        `json:"cluster"`
 	Nodes   []layout.Node `json:"nodes"`
 	Read    time.Time     `json:"read"`            // when the leases were last read
-	Error   string        `json:"error,omitempty"` // why they could not be since
-	// Node is the one that says so. View names who owns what as it has it, and Shares say how much of all keys, where
-	// everything fits.
+	Error   string        `json:"error,omitempty"` // why a later attempt to read them failed
+	// Node is the node that reports. View identifies its assignment of keys to owners,
+	// and Shares are the shares of all keys that the nodes own.
 	Node   string          `json:"node"`
 	View   string          `json:"view,omitempty"`
 	Shares []members.Share `json:"shares,omitempty"`
-	// Sent is what the other nodes were sent.
+	// Sent is the traffic to each other node.
 	Sent []flight.SentStats `json:"sent,omitempty"`
-	// Peers are the ways to the other nodes, if they are asked for blobs.
+	// Peers are the links to the other nodes, if blobs are read from them.
 	Peers []peers.NodeStats `json:"peers,omitempty"`
-	// Leaving are nodes that drain, and Wants the bytes that the jobs of all nodes read.
+	// Leaving are the nodes that drain. Wants is the bytes that the jobs of all nodes
+	// read.
 	Leaving []leavingNode `json:"leaving,omitempty"`
 	Wants   int64         `json:"wants,omitempty"`
-	// Egress is what was sent to other nodes.
+	// Egress is the state of the limits of what is sent to other nodes.
 	Egress *admission.EgressStats `json:"egress,omitempty"`
 }
 
-// leavingNode is a node that drains, and how far it is.
+// leavingNode is a node that drains, with its progress.
 type leavingNode struct {
 	layout.Node
 	Draining members.Draining `json:"draining"`
 }
 
+// viewOf converts the members' view for JSON.
 func viewOf(cluster string, v members.View) clusterView {
 	view := clusterView{Cluster: cluster, Nodes: v.Nodes, Read: v.At, Wants: v.Wants}
 	for _, n := range v.Leaving {
@@ -261,7 +277,8 @@ func viewOf(cluster string, v members.View) clusterView {
 	return view
 }
 
-// clusterFigures count what goes on between a node and others, by class. It is safe for concurrent use.
+// clusterFigures sum the traffic between this node and others, by class, for metrics. It
+// is safe for concurrent use: scrapes may overlap.
 type clusterFigures struct {
 	cluster, node string
 	view          func() members.View
@@ -269,14 +286,19 @@ type clusterFigures struct {
 	tier          *peers.Tier // nil if no blobs are read from others
 	sent          func() []flight.SentStats
 
+	// zones has the zone of each node that was ever seen, and mu guards it. Without it
+	// the traffic of a node that left would move to another class, and two counters would
+	// jump.
 	mu    sync.Mutex
-	zones map[string]string // of all nodes that were ever there, or what they sent and got would jump between classes
+	zones map[string]string
 }
 
-// maxZones is of how many nodes the zone is known; of others it counts as another one.
+// maxZones limits the nodes whose zone is remembered. Names of nodes may be random, as
+// those of pods are, so that the map would otherwise grow without end. Traffic with
+// further nodes counts as that with another zone.
 const maxZones = 1 << 14
 
-// clusterNow is what the node is in its cluster, nil if it is in none.
+// clusterNow returns the state of the node in its cluster, and nil outside of a cluster.
 func (n *node) clusterNow() *metrics.Cluster {
 	if n.figures == nil {
 		return nil
@@ -284,7 +306,7 @@ func (n *node) clusterNow() *metrics.Cluster {
 	return n.figures.now()
 }
 
-// now is what there is now.
+// now returns the current state and the sums since the start.
 func (f *clusterFigures) now() *metrics.Cluster {
 	v, l := f.view(), f.layout()
 	c := &metrics.Cluster{
@@ -292,6 +314,7 @@ func (f *clusterFigures) now() *metrics.Cluster {
 		Peers: map[string]metrics.Peers{}, Sent: map[string]metrics.Sent{},
 	}
 	if l != nil {
+		// 16 characters are enough to compare views, and keep the label short.
 		c.View = l.Name()[:16]
 		if at, ok := l.Index(f.node); ok {
 			c.Share = float64(l.Owned(at)) / layout.Slots
@@ -327,8 +350,8 @@ func (f *clusterFigures) now() *metrics.Cluster {
 	return c
 }
 
-// classes returns the class of a node. One that is in another zone than before keeps its
-// class.
+// classes returns a function from a node's name to its class, and this node's zone. A
+// node that comes back in another zone keeps its class, because its counter would jump.
 func (f *clusterFigures) classes(nodes []layout.Node) (classOf func(node string) string, own string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -341,7 +364,7 @@ func (f *clusterFigures) classes(nodes []layout.Node) (classOf func(node string)
 			zones[n.ID] = n.Zone
 		}
 	}
-	f.zones = zones // replaced, never changed: it is read without the mutex
+	f.zones = zones // replaced and never changed, because classOf reads it without the lock
 	own = zones[f.node]
 	return func(node string) string {
 		if zone, known := zones[node]; known && zone == own {
@@ -351,7 +374,8 @@ func (f *clusterFigures) classes(nodes []layout.Node) (classOf func(node string)
 	}, own
 }
 
-// ClusterCmd is bowstring cluster.
+// ClusterCmd is bowstring cluster. Its commands work on the store, where the nodes have
+// their leases. They need no connection to a node.
 type ClusterCmd struct {
 	Status  ClusterStatusCmd  `cmd:"" help:"List the nodes of a cluster and what they own."`
 	Drain   ClusterDrainCmd   `cmd:"" help:"Have a node leave its cluster: its streams move, its cache is handed over, and it ends."`
@@ -370,20 +394,20 @@ func (*ClusterStatusCmd) Help() string {
 all keys, if everything fits; which part of a dataset they have cached, only they know.`
 }
 
-// clusterStatus is what status prints.
+// clusterStatus is the output of cluster status.
 type clusterStatus struct {
 	Cluster string       `json:"cluster"`
-	Layout  string       `json:"layout,omitempty"` // that these nodes would have now, where all fits
+	Layout  string       `json:"layout,omitempty"` // the assignment of keys that these nodes would have now
 	Nodes   []nodeStatus `json:"nodes"`
 }
 
 type nodeStatus struct {
 	layout.Node
 	Share    float64           `json:"share"`              // of all keys
-	Draining *members.Draining `json:"draining,omitempty"` // how far it is, if it leaves
+	Draining *members.Draining `json:"draining,omitempty"` // progress, if the node drains
 }
 
-// state says in a word or two how a node stands.
+// state returns the state of a node in a few words.
 func (n *nodeStatus) state() string {
 	d := n.Draining
 	switch {
@@ -397,13 +421,14 @@ func (n *nodeStatus) state() string {
 		humanize.IBytes(uint64(d.Bytes)), humanize.IBytes(uint64(d.Held)))
 }
 
-// Run lists the nodes.
+// Run lists the nodes. A cluster without a node is no error.
 func (c *ClusterStatusCmd) Run(ctx context.Context, app *App) error {
 	m, done, err := openMembers(ctx, app, "cluster status", c.Name)
 	if err != nil {
 		return err
 	}
 	defer done()
+	// A store that does not answer would otherwise leave the command without a message.
 	reading, cancel := context.WithTimeout(ctx, 30*time.Second)
 	defer cancel()
 	view, err := m.Refresh(reading)
@@ -426,7 +451,8 @@ func (c *ClusterStatusCmd) Run(ctx context.Context, app *App) error {
 	return app.show(c.JSON, status, t)
 }
 
-// openMembers returns the members of a cluster, of whom the caller is none, and what ends looking at them.
+// openMembers returns the members of a cluster, for a caller that is no node of it. The
+// second result closes the store.
 func openMembers(ctx context.Context, app *App, command, name string) (*members.Members, func(), error) {
 	addr, err := app.ownStore(command)
 	if err != nil {
@@ -443,7 +469,8 @@ func openMembers(ctx context.Context, app *App, command, name string) (*members.
 	return m, func() { _ = s.Close() }, nil
 }
 
-// statusOf says what nodes own where everything fits, and how far those are that leave.
+// statusOf computes what each node owns, and adds the nodes that drain. It computes the
+// assignment by itself, because the nodes publish only their descriptions.
 func statusOf(cluster string, view members.View) (clusterStatus, error) {
 	status := clusterStatus{Cluster: cluster, Nodes: []nodeStatus{}}
 	if len(view.Nodes) > 0 {
@@ -466,7 +493,7 @@ func statusOf(cluster string, view members.View) (clusterStatus, error) {
 	return status, nil
 }
 
-// drainPoll is how often the command looks how far a node is.
+// drainPoll is the interval at which drain --wait reads the progress.
 const drainPoll = time.Second
 
 // ClusterDrainCmd is bowstring cluster drain.
@@ -483,7 +510,8 @@ ticket and the addresses to go on at, and the new owners of what it has cached t
 ends when no other one reads more, or after --handover-timeout of the server. SIGTERM to the server does the same within --drain-timeout.`
 }
 
-// Run writes the request to drain to the store.
+// Run writes the order to drain to the store. With --wait it reports the progress until
+// the node's process has ended.
 func (c *ClusterDrainCmd) Run(ctx context.Context, app *App) error {
 	m, done, err := openMembers(ctx, app, "cluster drain", c.Name)
 	if err != nil {
@@ -497,6 +525,7 @@ func (c *ClusterDrainCmd) Run(ctx context.Context, app *App) error {
 		app.Notef("node %s will drain", c.Node)
 		return nil
 	}
+	// A node that restarts has the same name and another process.
 	process, said := m.Process(c.Node), ""
 	for {
 		view, err := m.Refresh(ctx)
@@ -526,7 +555,7 @@ type ClusterUndrainCmd struct {
 	Node string `arg:"" help:"The node, as serve --node names it."`
 }
 
-// Run takes the order back.
+// Run removes the order to drain. It cannot know whether the node has ended meanwhile.
 func (c *ClusterUndrainCmd) Run(ctx context.Context, app *App) error {
 	m, done, err := openMembers(ctx, app, "cluster undrain", c.Name)
 	if err != nil {
@@ -540,7 +569,8 @@ func (c *ClusterUndrainCmd) Run(ctx context.Context, app *App) error {
 	return nil
 }
 
-// leave is how this server leaves its cluster.
+// leave returns the plan by which this server leaves its cluster. Without a tier there is
+// no cache to hand over.
 func (c *ServeCmd) leave(app *App, n *node, id string) cluster.Drain {
 	d := cluster.Drain{Node: id, Members: n.members, Server: n.server, Logger: app.Log}
 	if n.cluster != nil {
@@ -551,7 +581,9 @@ func (c *ServeCmd) leave(app *App, n *node, id string) cluster.Drain {
 	return d
 }
 
-// obey has the server leave its cluster while it is ordered to, until ctx ends; it returns true when it has left.
+// obey makes the server leave its cluster when it is ordered to. It returns true when the
+// server has left, and false if ctx ended. If the order is removed, the drain is
+// cancelled and obey waits for the next order.
 func (c *ServeCmd) obey(ctx context.Context, app *App, n *node, id string) bool {
 	tick := time.NewTicker(orderPoll)
 	defer tick.Stop()
@@ -569,6 +601,8 @@ func (c *ServeCmd) obey(ctx context.Context, app *App, n *node, id string) bool 
 		left := make(chan error, 1)
 		go func() { left <- c.leave(app, n, id).Run(bounded) }()
 		var err error
+		// The drain runs in a goroutine, so that this loop sees the end of the order. It
+		// always waits for the drain: two of them at once would publish different states.
 		for waiting := true; waiting; {
 			select {
 			case err = <-left:
@@ -581,6 +615,8 @@ func (c *ServeCmd) obey(ctx context.Context, app *App, n *node, id string) bool 
 		}
 		cancel()
 		end(nil)
+		// A handover that took too long is a departure too: the new owners read the rest
+		// from the store.
 		if err == nil || errors.Is(err, errHandover) {
 			return true
 		}
@@ -591,9 +627,9 @@ func (c *ServeCmd) obey(ctx context.Context, app *App, n *node, id string) bool 
 // request.
 const orderPoll = 200 * time.Millisecond
 
-// errHandover ends a handover that takes too long.
+// errHandover is the cause of the end of a handover that exceeds --handover-timeout.
 var errHandover = errors.New("the handover timeout is over")
 
-// handoverShare is the part of the drain timeout after a signal in which a node of a
-// cluster hands over. The rest is for work that does not end before.
+// handoverShare is the share of the drain timeout that a node may hand over after a
+// signal. The rest is for streams that have not ended by then.
 const handoverShare = 0.9

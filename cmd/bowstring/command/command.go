@@ -1,15 +1,21 @@
-// Package command is bowstring's command line: the server, the imports, and a
-// client for each thing the server can do. A program for experiments has other
-// commands on the same flags and settings: see Program.
+// Package command is bowstring's command line: the server, the imports, and a client for
+// each thing that the server can do. A program for experiments has other commands with
+// the same flags and settings: see Program.
 //
-// Every command but serve, version and config talks Arrow Flight, to a server
-// (--server) or to one that it starts for itself, in its own process, on a
-// store (--store). So a command does the same on both.
+// Every command except serve, version and config calls a server by Arrow Flight. The
+// server is that of --server, or one that the command starts in its own process on the
+// store of --store. A command therefore does the same on both.
 //
-// Standard output carries data only; messages go to standard error. The exit
-// status is 0 for success, 1 for a failure, 2 for a wrong command line or
-// configuration, and 128 plus the signal's number where a signal ended a
-// command.
+// Standard output has data only, and messages go to standard error. The exit status is:
+//
+//   - 0 for success,
+//   - 1 for a failure,
+//   - 2 for a wrong command line or configuration,
+//   - 128 plus the signal's number if a signal ended the command.
+//
+// Begin reading at [Program.Run]. CLI lists the commands, each of which has a file of its
+// own. client.go has the connection, settings.go the configuration file, and node.go the
+// parts of a server.
 package command
 
 import (
@@ -30,30 +36,33 @@ import (
 	"bowstring/fetch/operators/audio/sndfile"
 )
 
-// Exit statuses.
+// exitFailure, exitUsage and exitSignal are the exit statuses. Scripts rely on them.
 const (
 	exitFailure = 1
 	exitUsage   = 2
 	exitSignal  = 128 // plus the number of the signal
 )
 
-// Program is a binary with this package's flags, settings and messages, and with commands of its own.
+// Program is a binary with this package's flags, settings and messages, and with commands
+// of its own.
 type Program struct {
 	Name, About string
 	Grammar     any      // a pointer to a struct that embeds Globals, and whose other fields are commands
-	Globals     *Globals // of Grammar
+	Globals     *Globals // the field of Grammar
 	Partial     bool     // the configuration file may have sections of commands that this program lacks
 }
 
-// bowstring is the product, and its commands.
+// bowstring returns the product's program and its commands.
 func bowstring() (Program, *CLI) {
 	cli := &CLI{}
 	return Program{Name: "bowstring", About: "Bowstring serves training samples as Arrow record batches over Arrow Flight.",
 		Grammar: cli, Globals: &cli.Globals}, cli
 }
 
-// Main is the product: it runs the command that the process's arguments name, and ends the process.
+// Main is the main function of bowstring. It runs the command of the process's arguments
+// and ends the process.
 func Main() {
+	// The process that decodes sounds must not parse settings.
 	if len(os.Args) == 2 && os.Args[1] == sndfile.Command {
 		os.Exit(decodeSound())
 	}
@@ -61,11 +70,11 @@ func Main() {
 	p.Main()
 }
 
-// Main runs the command that the process's arguments name, and ends the process.
+// Main runs the command of the process's arguments and ends the process.
 func (p Program) Main() { os.Exit(p.Run(os.Args[1:], os.Stdin, os.Stdout, os.Stderr)) }
 
-// decodeSound is a process that a server starts, to read files by a library in C: see package sndfile.
-// It knows no settings, and is in no help.
+// decodeSound is the main function of a process that a server starts to read files by a C
+// library: see package sndfile. It reads no settings, and no help mentions it.
 func decodeSound() int {
 	if err := sndfile.Serve(os.Stdin, os.Stdout); err != nil {
 		return report(os.Stderr, "bowstring", err)
@@ -73,7 +82,7 @@ func decodeSound() int {
 	return 0
 }
 
-// Run parses args, runs the command they name and returns the exit status.
+// Run parses args, runs the command and returns the exit status. It prints each error.
 func (p Program) Run(args []string, stdin, stdout, stderr *os.File) int {
 	app := &App{globals: p.Globals, partial: p.Partial, Stdin: stdin, Stdout: stdout, Stderr: stderr, TTY: term.IsTerminal(int(stderr.Fd()))}
 	app.Interactive = app.TTY && term.IsTerminal(int(stdin.Fd()))
@@ -97,6 +106,9 @@ func (p Program) Run(args []string, stdin, stdout, stderr *os.File) int {
 	if err == nil {
 		return 0
 	}
+	// A command that a signal ended returns the error of the cancelled work, which says
+	// nothing. The signal is reported instead. Two kinds of errors are more informative:
+	// a wrong command line, and streams that were cut off.
 	var sig signalError
 	if errors.As(context.Cause(ctx), &sig) && !errors.As(err, new(usageError)) && !errors.Is(err, errCut) {
 		_, _ = fmt.Fprintf(stderr, "%s: stopped by %s\n", p.Name, sig.Signal)
@@ -105,7 +117,7 @@ func (p Program) Run(args []string, stdin, stdout, stderr *os.File) int {
 	return report(stderr, p.Name, err)
 }
 
-// report writes err as one line and returns the exit status it calls for.
+// report prints err as one line and returns its exit status.
 func report(w io.Writer, program string, err error) int {
 	_, _ = fmt.Fprintf(w, "%s: %s\n", program, message(err))
 	var parse *kong.ParseError
@@ -116,57 +128,65 @@ func report(w io.Writer, program string, err error) int {
 	return exitFailure
 }
 
-// App is what a command runs in.
+// App is the environment of a command. Run creates it, and the command's goroutine owns
+// it. Tests replace its streams.
 type App struct {
+	// partial is Program.Partial.
 	globals *Globals
 	partial bool
 
 	Stdin          io.Reader
 	Stdout, Stderr io.Writer
-	// TTY says that standard error is a terminal, so that progress may be drawn on it.
+	// TTY reports that standard error is a terminal, so that progress can be drawn on it.
 	TTY bool
-	// Interactive says that there is also a person at standard input to ask.
+	// Interactive reports that standard input is a terminal as well, so that questions
+	// can be asked.
 	Interactive bool
 	Log         *slog.Logger
-	// Abort ends when a second signal has arrived: nothing is waited for any longer.
+	// Abort ends with a second signal. Work that outlives the first one must end then.
 	Abort context.Context
 
-	// Far is between this process and its store, or nil: what makes the store a far one, in an experiment.
+	// Far is the link between this process and its store in an experiment, and otherwise
+	// nil.
 	Far Far
 
 	settings settings
-	// cluster is the token for other servers of the cluster of the one that the user has named; nil for that one.
+	// cluster is the token for another server of the cluster of the named one. It is nil
+	// for the named server itself. See at.
 	cluster *string
 }
 
-// Printf writes data to standard output.
+// Printf writes data to standard output. Its error matters: a full disk must not look
+// like a complete output.
 func (a *App) Printf(format string, args ...any) error {
 	_, err := fmt.Fprintf(a.Stdout, format, args...)
 	return err
 }
 
-// Notef writes a message of one line to standard error.
+// Notef writes a message of one line to standard error. Characters that could control a
+// terminal are escaped, because the arguments may come from a server.
 func (a *App) Notef(format string, args ...any) {
 	_, _ = fmt.Fprintln(a.Stderr, printable(fmt.Sprintf(format, args...)))
 }
 
-// usageError is a wrong command line that kong cannot know to be wrong.
+// usageError is a wrong command line that kong cannot detect. Its exit status is 2.
 type usageError struct{ message string }
 
 func (e usageError) Error() string { return e.message }
 
+// usagef returns a usageError.
 func usagef(format string, args ...any) error {
 	return usageError{fmt.Sprintf(format, args...)}
 }
 
-// signalError is why a command's context ended when a signal ended it.
+// signalError is the cause of a command's context that a signal ended.
 type signalError struct{ os.Signal }
 
 func (e signalError) Error() string { return "stopped by " + e.String() }
 
-// watchSignals returns a context that the first SIGINT or SIGTERM ends, and
-// one that the second ends. A third has its default effect. stop gives
-// the signals back and waits for the goroutine that watches them.
+// watchSignals returns a context that the first SIGINT or SIGTERM ends, and a context
+// that the second one ends. A third signal has its default effect, and ends a process
+// that hangs. stop restores the default effect and waits for the goroutine.
 func watchSignals() (ctx, abort context.Context, stop func()) {
 	ctx, cancel := context.WithCancelCause(context.Background())
 	abort, cancelAbort := context.WithCancelCause(context.Background())
@@ -195,9 +215,9 @@ func watchSignals() (ctx, abort context.Context, stop func()) {
 	}
 }
 
-// oneLine folds a message of several lines, such as a list of faults, into one.
-// It leaves out lines that only make sense below each other: those after a
-// bar, which show a place that the message names as well.
+// oneLine joins the lines of a message, such as a list of faults, by semicolons. It drops
+// lines that begin with a bar: they point at a place by their position below another
+// line, and the message names the place as well.
 func oneLine(s string) string {
 	lines := strings.FieldsFunc(s, func(r rune) bool { return r == '\n' || r == '\r' })
 	lines = slices.DeleteFunc(lines, func(line string) bool { return strings.HasPrefix(strings.TrimSpace(line), "|") })

@@ -38,7 +38,8 @@ has given out greater ones, nothing is copied. The blobs of attached datasets be
 --attached=reference they stay where they are.`
 }
 
-// Run copies.
+// Run copies the snapshots. It reads the source's snapshots before it creates the
+// destination, so that a wrong name leaves no empty store.
 func (c *CopyCmd) Run(ctx context.Context, app *App) (err error) {
 	if err := c.check(); err != nil {
 		return err
@@ -77,6 +78,7 @@ func (c *CopyCmd) Run(ctx context.Context, app *App) (err error) {
 	return c.print(app, &done, time.Since(begun).Seconds())
 }
 
+// check returns usage errors for flags that exclude each other.
 func (c *CopyCmd) check() error {
 	if c.Workers < 1 {
 		return usagef("--workers: got %d, want 1 or more", c.Workers)
@@ -92,6 +94,8 @@ func (c *CopyCmd) check() error {
 	return nil
 }
 
+// send copies, and shows the progress. The result also counts blobs that were sent before
+// an error.
 func (c *CopyCmd) send(ctx context.Context, app *App, from, to store.Store,
 	snaps []*schema.Snapshot) (maintenance.Copied, error) {
 	bar := app.progress("copy", 1, "bytes")
@@ -99,6 +103,7 @@ func (c *CopyCmd) send(ctx context.Context, app *App, from, to store.Store,
 	return maintenance.Copy(ctx, from, to, snaps, maintenance.CopyOptions{
 		Rate: int64(c.Rate), Workers: c.Workers, Selections: c.Selections || c.All, Numbers: c.All,
 		MoveTags: c.MoveTags, LeaveDropped: c.LeaveDropped, Renumber: c.Renumber, Attached: maintenance.Attached(c.Attached),
+		// The total grows while snapshots are read, so that the bar's maximum changes.
 		Progress: func(done maintenance.Copied) {
 			bar.ChangeMax64(max(done.OfBytes, 1))
 			_ = bar.Set64(min(done.Bytes, done.OfBytes))
@@ -106,7 +111,7 @@ func (c *CopyCmd) send(ctx context.Context, app *App, from, to store.Store,
 	})
 }
 
-// print says what was copied.
+// print prints what was copied, and the tags that stayed on other snapshots.
 func (c *CopyCmd) print(app *App, done *maintenance.Copied, seconds float64) error {
 	if c.JSON {
 		return printJSON(app.Stdout, struct {

@@ -16,23 +16,27 @@ import (
 	"bowstring/schema"
 )
 
-// bucketRight says by what credentials a server reads some buckets, and for which tenants. It names credentials, and has
-// none.
+// bucketRight is the credentials by which a server reads some buckets, and the tenants
+// that may read them. It has the names of credentials and never the secrets themselves.
+// Secrets are read when a bucket is opened.
 type bucketRight struct {
-	// Bucket is a bucket's URL, or the beginning of URLs and a star.
+	// Bucket is a bucket's URL, or the beginning of URLs followed by a star.
 	Bucket string `yaml:"bucket"`
-	// At most one of these is set; if none is, credentials are those of the environment.
+	// At most one of these is set. If none is, the credentials are those of the
+	// environment.
 	Profile    string `yaml:"profile"`     // a section of AWS's files
 	KeysFile   string `yaml:"keys_file"`   // a JSON file of id, secret and token
 	GoogleFile string `yaml:"google_file"` // a JSON file of Google's, as of a service account
-	// Tenants are those that may read the data there; nil: all.
+	// Tenants are the tenants that may read the data; nil for all.
 	Tenants []string `yaml:"tenants"`
 }
 
-// bucketRights are those of a file. The first one that a bucket's URL fits counts.
+// bucketRights are the entries of a file, in its order. The first entry that fits a
+// bucket's URL applies. They are constant after readBucketRights.
 type bucketRights []bucketRight
 
-// readBucketRights reads the file of --bucket-credentials.
+// readBucketRights reads the file of --bucket-credentials. Unknown fields are errors,
+// because a misspelled tenants would open the bucket to all.
 func readBucketRights(path string) (bucketRights, error) {
 	text, err := os.ReadFile(path)
 	if err != nil {
@@ -58,6 +62,8 @@ func readBucketRights(path string) (bucketRights, error) {
 	return file.Buckets, nil
 }
 
+// check returns an error for an entry that could never apply, or that is ambiguous. An
+// empty list of tenants is an error too: it could mean none or all.
 func (r *bucketRight) check() error {
 	scheme, _, ok := strings.Cut(r.Bucket, "://")
 	if !ok {
@@ -86,8 +92,9 @@ func (r *bucketRight) check() error {
 	return nil
 }
 
-// fits reports whether a bucket is one of these. A star stands for no endpoint: what is signed, or sent as a token, would
-// go to a server that the file does not name.
+// fits reports whether an entry applies to a bucket. A star never matches an endpoint.
+// Otherwise a dataset could name a server of its own, and signatures or tokens would be
+// sent to it.
 func (r *bucketRight) fits(url string) bool {
 	begins, all := strings.CutSuffix(r.Bucket, "*")
 	if !all {
@@ -97,7 +104,8 @@ func (r *bucketRight) fits(url string) bool {
 	return ok && !strings.Contains(rest, "endpoint=")
 }
 
-// of is what holds for a bucket; nil for what the environment has.
+// of returns the entry of a bucket, and nil if the credentials are those of the
+// environment.
 func (l bucketRights) of(url string) *bucketRight {
 	i := slices.IndexFunc(l, func(r bucketRight) bool { return r.fits(url) })
 	if i < 0 {
@@ -106,12 +114,13 @@ func (l bucketRights) of(url string) *bucketRight {
 	return &l[i]
 }
 
-// limits reports whether some buckets are for some tenants alone.
+// limits reports whether any entry restricts the tenants.
 func (l bucketRights) limits() bool {
 	return slices.ContainsFunc(l, func(r bucketRight) bool { return r.Tenants != nil })
 }
 
-// mayRead is a schema.ErrDenied unless a tenant may read the data of a bucket.
+// mayRead returns an error that wraps schema.ErrDenied if the tenant may not read the
+// data of a bucket.
 func (l bucketRights) mayRead(tenant, url string) error {
 	if r := l.of(url); r != nil && r.Tenants != nil && !slices.Contains(r.Tenants, tenant) {
 		return fmt.Errorf("%w: samples of it are in %s, which tenant %s may not read: ask the operator to name the tenant in "+
@@ -120,7 +129,8 @@ func (l bucketRights) mayRead(tenant, url string) error {
 	return nil
 }
 
-// options are those that a bucket is opened with. Files are read now.
+// options adds the credentials of a bucket to o. It reads the file at each call, so that
+// a replaced file counts for the next bucket that is opened.
 func (l bucketRights) options(url string, o object.Options) (object.Options, error) {
 	r := l.of(url)
 	if r == nil {
@@ -140,7 +150,7 @@ func (l bucketRights) options(url string, o object.Options) (object.Options, err
 		d := json.NewDecoder(bytes.NewReader(text))
 		d.DisallowUnknownFields()
 		if d.Decode(&keys) != nil || keys.Secret == "" && keys.Token == "" {
-			// The cause is left out: it would be a part of a secret.
+			// The decoder's error is left out: it could contain a part of a secret.
 			return o, fmt.Errorf("%w: keys of %s: %s has no object with \"secret\" (and \"id\") or \"token\"", schema.ErrDenied, url,
 				r.KeysFile)
 		}

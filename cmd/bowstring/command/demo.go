@@ -12,14 +12,15 @@ import (
 	"bowstring/schema"
 )
 
-// DemoCmd is bowstring demo. The demo itself is a module of the Python package,
-// since it is what a training script is; this finds the Python that goes with
-// the program and becomes it.
+// DemoCmd is bowstring demo. The demo is a module of the Python package, because it is
+// what a training script looks like. The command finds the Python that belongs to the
+// program and replaces its own process by it.
 type DemoCmd struct {
 	Args []string `arg:"" optional:"" help:"Arguments of the demo: --dir DIR, --count N, --epochs N."`
 }
 
-// Run becomes the demo: signals reach it, and its status is the command's.
+// Run replaces the process by the demo. Signals therefore reach the demo, and its exit
+// status is the command's.
 func (c *DemoCmd) Run(app *App) error {
 	self, err := os.Executable()
 	if err != nil {
@@ -29,12 +30,13 @@ func (c *DemoCmd) Run(app *App) error {
 		append([]string{"--bowstring", self}, c.Args...)...)
 }
 
-// PsCmd is bowstring ps. The Python package starts the servers that it lists, and knows where they are.
+// PsCmd is bowstring ps. The Python package starts the servers that it lists, and knows
+// where they are.
 type PsCmd struct {
 	Args []string `arg:"" optional:"" help:"--json prints an object for each server."`
 }
 
-// Run becomes the package's command.
+// Run replaces the process by the Python package's command.
 func (c *PsCmd) Run() error { return becomeOwnCommand("ps", c.Args) }
 
 // StopCmd is bowstring stop.
@@ -42,10 +44,11 @@ type StopCmd struct {
 	Args []string `arg:"" optional:"" help:"Stores whose servers are ended, as ps lists them (default: all)."`
 }
 
-// Run becomes the package's command.
+// Run replaces the process by the Python package's command.
 func (c *StopCmd) Run() error { return becomeOwnCommand("stop", c.Args) }
 
-// becomeOwnCommand becomes a command on servers that bowstring.open has started.
+// becomeOwnCommand replaces the process by a command on the servers that bowstring.open
+// has started. It returns only with an error.
 func becomeOwnCommand(name string, args []string) error {
 	self, err := os.Executable()
 	if err != nil {
@@ -55,7 +58,8 @@ func becomeOwnCommand(name string, args []string) error {
 		append([]string{name}, args...)...)
 }
 
-// becomePython becomes a Python that runs a program with arguments.
+// becomePython replaces the process by Python with the given program and arguments. It
+// returns only with an error.
 func becomePython(self, start string, args ...string) error {
 	python, err := pythonNextTo(self)
 	if err != nil {
@@ -65,7 +69,8 @@ func becomePython(self, start string, args ...string) error {
 	return fmt.Errorf("starting %s: %w", python, syscall.Exec(python, args, os.Environ()))
 }
 
-// pythonStart calls a module's main. It says what is missing where a Python without the package was found.
+// pythonStart calls a module's main. If the Python that was found lacks the package, it
+// prints how to install it, instead of a traceback.
 const pythonStart = `import sys
 try:
     from %[1]s import main
@@ -77,8 +82,9 @@ except KeyboardInterrupt:
     sys.exit("stopped")
 `
 
-// pythonNextTo is the interpreter of the environment that the program was
-// installed into, or else the first one on the path.
+// pythonNextTo returns the interpreter in the folder of the program, which is that of the
+// environment into which both were installed. If there is none it returns the first
+// python3 of the path.
 func pythonNextTo(self string) (string, error) {
 	for _, name := range []string{"python3", "python"} {
 		sibling := filepath.Join(filepath.Dir(self), name)

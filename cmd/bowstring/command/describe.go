@@ -23,7 +23,8 @@ type DescribeCmd struct {
 	JSON    bool       `name:"json" help:"Print a JSON object."`
 }
 
-// description is what the describe action says of a snapshot.
+// description is the answer of the describe action. Fields that this program does not use
+// are left out, and --json prints the server's text itself.
 type description struct {
 	Dataset  string    `json:"dataset"`
 	Snapshot int64     `json:"snapshot"`
@@ -47,7 +48,7 @@ type description struct {
 	Tags      []store.Tag  `json:"tags"`
 }
 
-// column is what the describe action says of a column.
+// column is a column in the answer of the describe action.
 type column struct {
 	Name     string   `json:"name"`
 	Type     string   `json:"type"`
@@ -58,12 +59,12 @@ type column struct {
 	Bytes    int64    `json:"bytes,omitempty"`
 }
 
-// describe asks for the description of a snapshot.
+// describe returns the description of a snapshot.
 func describe(ctx context.Context, c *client, ref datasetRef) (description, error) {
 	return actOne[description](ctx, c, "describe", datasetBody(ref))
 }
 
-// datasetBody is the body of the actions that work on a dataset or a snapshot of it.
+// datasetBody returns the body of the actions on a dataset or on one of its snapshots.
 func datasetBody(ref datasetRef) any {
 	return struct {
 		Dataset  string `json:"dataset"`
@@ -78,7 +79,7 @@ func (c *DescribeCmd) Run(ctx context.Context, app *App) error {
 	if err != nil {
 		return err
 	}
-	if c.JSON { // what the server says, whole
+	if c.JSON { // the server's answer, with fields that this version does not know
 		return printJSON(app.Stdout, raw)
 	}
 	var d description
@@ -88,6 +89,7 @@ func (c *DescribeCmd) Run(ctx context.Context, app *App) error {
 	return d.print(app.Stdout)
 }
 
+// print prints three tables. They are separate, because each has widths of its own.
 func (d *description) print(out io.Writer) error {
 	snapshots := make([]string, len(d.Snapshots))
 	for i, n := range d.Snapshots {
@@ -128,7 +130,8 @@ func (d *description) print(out io.Writer) error {
 	return errors.Join(facts.print(out), splits.print(out), columns.print(out))
 }
 
-// proofText says how much has a checksum of what was attached without.
+// proofText returns how many of the blobs that were attached without a checksum have one
+// by now.
 func proofText(p *store.Proof) string {
 	if p.Blobs == p.OfBlobs {
 		return fmt.Sprintf("learned of all %s that were attached without", plural(p.OfBlobs, "blob"))
@@ -137,7 +140,8 @@ func proofText(p *store.Proof) string {
 		humanize.Comma(p.Blobs), plural(p.OfBlobs, "blob"), humanize.IBytes(uint64(p.Bytes)), humanize.IBytes(uint64(p.OfBytes)))
 }
 
-// details are what there is to say of a column beyond its type.
+// details returns a column's properties besides its type. A column with many classes
+// shows the first eight.
 func (c *column) details() string {
 	var details []string
 	if c.Media != "" {
@@ -157,7 +161,7 @@ func (c *column) details() string {
 	return strings.Join(details, ", ")
 }
 
-// plural writes a count with its noun.
+// plural returns a count with its noun, which forms its plural by an s.
 func plural(n int64, noun string) string {
 	if n == 1 {
 		return "1 " + noun

@@ -38,7 +38,7 @@ file system, its free space, fsync, rights, the index and the segments. Of this 
 configured with: the spill's disk, certificates near their end, rules, the audit log's disk. The exit status is 1 if there is a problem.`
 }
 
-// Run looks, and fails if there is a problem.
+// Run prints all findings, and returns an error if one of them is a problem.
 func (c *DoctorCmd) Run(ctx context.Context, app *App) error {
 	addr := c.Address
 	if addr == "" {
@@ -72,7 +72,8 @@ func (c *DoctorCmd) Run(ctx context.Context, app *App) error {
 	return judge(addr, found[:below], found[below:])
 }
 
-// judge returns an error that says where problems are, if there are any.
+// judge returns an error with the number of problems in the store and on this machine,
+// and nil if there are none. Warnings do not fail the command.
 func judge(addr string, below, here store.Findings) error {
 	var places []string
 	for _, at := range []struct {
@@ -95,6 +96,7 @@ func judge(addr string, below, here store.Findings) error {
 	return errors.New(strings.Join(places, ", "))
 }
 
+// examine examines a store of any kind.
 func examine(ctx context.Context, addr string, log *slog.Logger) (store.Findings, error) {
 	if cql.IsURI(addr) {
 		return cql.Examine(ctx, addr, cql.Options{Logger: log})
@@ -117,8 +119,8 @@ func printFindings(app *App, found store.Findings) error {
 	return out.print(app.Stdout)
 }
 
-// logProblems logs at a server's start what is wrong with its machine and store, as far
-// as a few small reads show.
+// logProblems logs, at a server's start, problems of its machine and store, as far as a
+// few small reads show them. It logs no warnings; bowstring doctor shows them.
 func logProblems(ctx context.Context, app *App, dir string, served store.Store) {
 	var found store.Findings
 	if far, ok := store.As[interface {
@@ -129,7 +131,7 @@ func logProblems(ctx context.Context, app *App, dir string, served store.Store) 
 		found = local.Examine(dir, true)
 	}
 	if ctx.Err() != nil {
-		return // what failed for that is no problem
+		return // the reads failed because the start was cancelled
 	}
 	for _, f := range found {
 		if f.Level == store.LevelProblem {
@@ -139,13 +141,14 @@ func logProblems(ctx context.Context, app *App, dir string, served store.Store) 
 	}
 }
 
-// setup is this machine, and what a server on it is configured with, as far as doctor looks at it.
+// setup is this machine and the settings of serve on it, as far as doctor checks them.
+// Only the checks of one command use it.
 type setup struct {
-	root  string // where /proc and /sys are; "/" but in tests
+	root  string // the folder of /proc and /sys: "/" except in tests
 	now   time.Time
-	files uint64 // that the process may have open
+	files uint64 // that the process may have open at once
 
-	memory, window     int64 // bytes that the process may use, and that windows may; 0 if unknown
+	memory, window     int64 // memory of the process, and of windows, in bytes; 0 if unknown
 	spill              string
 	keepFree           int64
 	connections        int
@@ -153,6 +156,7 @@ type setup struct {
 	rules, auditFolder string
 }
 
+// The names of the checks, as --json prints them.
 const (
 	checkFiles       = "open files"
 	checkWindows     = "tcp windows"
@@ -168,7 +172,9 @@ const (
 // BowstringCertificateEnds.
 const certificateSoon = 14 * 24 * time.Hour
 
-// thisSetup reads what serve is configured with on this machine.
+// thisSetup reads the settings of serve on this machine, by the same rules as serve:
+// flags, environment and configuration file. A setting that cannot be read counts as not
+// set, because the configuration has been checked before.
 func thisSetup(app *App) (*setup, error) {
 	s := &setup{root: "/", now: time.Now(), memory: memoryLimit(), certificates: map[string]string{}}
 	var limit unix.Rlimit
@@ -208,7 +214,7 @@ func thisSetup(app *App) (*setup, error) {
 	return s, nil
 }
 
-// examine looks at all of it, and changes nothing.
+// examine runs all checks that the settings call for.
 func (s *setup) examine() (f store.Findings) {
 	s.checkFiles(&f)
 	s.checkWindows(&f)
@@ -236,7 +242,8 @@ func (s *setup) examine() (f store.Findings) {
 	return f
 }
 
-// checkFiles compares the limit with what a full server has open: connections, those to the store, segments.
+// checkFiles compares the limit of open files with the need of a full server: its
+// connections, and 1,024 for connections to the store and segments.
 func (s *setup) checkFiles(f *store.Findings) {
 	need := uint64(s.connections) + 1024
 	switch {
@@ -252,11 +259,12 @@ func (s *setup) checkFiles(f *store.Findings) {
 	}
 }
 
-// windowLow is the TCP window below which one connection cannot carry 1 Gbit/s over 30 ms.
+// windowLow is the TCP window below which one connection cannot carry 1 Gbit/s over 30
+// ms: 125 MB/s times 0.03 s is 3.75 MB.
 const windowLow = 4 << 20
 
-// checkWindows looks at how much of a connection the kernel lets be on its way: that bounds its bytes a second over a
-// far link.
+// checkWindows checks how many bytes of a connection may be unacknowledged. The kernel's
+// limit bounds the throughput of a connection over a link with latency.
 func (s *setup) checkWindows(f *store.Findings) {
 	if text, err := s.read("proc/sys/net/ipv4/tcp_window_scaling"); err == nil && text == "0" {
 		f.Problem(checkWindows, "sysctl -w net.ipv4.tcp_window_scaling=1",
@@ -267,12 +275,13 @@ func (s *setup) checkWindows(f *store.Findings) {
 		text, err := s.read("proc/sys/net/ipv4/" + name)
 		fields := strings.Fields(text)
 		if err != nil || len(fields) != 3 {
-			continue // another system, or a container that does not show it
+			continue // not Linux, or a container that hides it
 		}
 		most, err := strconv.ParseInt(fields[2], 10, 64)
 		if err != nil {
 			continue
 		}
+		// A window each 100 ms is ten a second.
 		at := humanize.Bytes(uint64(most)*10) + "/s over 100 ms"
 		if most < windowLow {
 			f.Warning(checkWindows, fmt.Sprintf("sysctl -w net.ipv4.%s='%s %s 16777216'", name, fields[0], fields[1]),
@@ -283,12 +292,14 @@ func (s *setup) checkWindows(f *store.Findings) {
 	}
 }
 
+// read reads a file below root, without spaces at its ends.
 func (s *setup) read(path string) (string, error) {
 	data, err := os.ReadFile(filepath.Join(s.root, path))
 	return strings.TrimSpace(string(data)), err
 }
 
-// File systems on which a cache is not worth its name, or not what it seems.
+// notForSpill are the file systems on which a spill gains nothing, or is not what it
+// seems.
 var notForSpill = map[int64]string{
 	unix.TMPFS_MAGIC: "tmpfs, which is memory: blobs would be there twice, and count as the process's",
 	unix.RAMFS_MAGIC: "ramfs, which is memory",
@@ -302,7 +313,8 @@ var notForSpill = map[int64]string{
 	unix.V9FS_MAGIC:       "9p, no disk of this machine",
 }
 
-// checkSpill looks at the disk that the cache is on, or will be made on.
+// checkSpill checks the disk of the spill. If the directory does not exist yet, it checks
+// the nearest parent that does, because the server will create the directory.
 func (s *setup) checkSpill(f *store.Findings) {
 	dir := s.spill
 	var st unix.Statfs_t
@@ -326,7 +338,8 @@ func (s *setup) checkSpill(f *store.Findings) {
 	switch {
 	case wrong:
 		f.Warning(checkSpill, "name a directory on a disk of this machine by serve.spill", "%s is on %s", s.spill, kind)
-	case s.spins(dir): // no warning: virtual disks say so, too
+	// This is no warning, because virtual disks claim to rotate, too.
+	case s.spins(dir):
 		f.OK(checkSpill, "%s is on a disk of this machine, which the kernel takes for one that spins: "+
 			"shuffled reads want a solid-state one", s.spill)
 	default:
@@ -342,15 +355,16 @@ func (s *setup) checkSpill(f *store.Findings) {
 	}
 }
 
-// spins reports whether the kernel calls the disk of a directory rotational.
+// spins reports whether the kernel calls the disk of a directory rotational. An unknown
+// disk is not.
 func (s *setup) spins(dir string) bool {
 	var st unix.Stat_t
 	if unix.Stat(dir, &st) != nil {
 		return false
 	}
 	device := fmt.Sprintf("sys/dev/block/%d:%d/", unix.Major(st.Dev), unix.Minor(st.Dev))
-	for _, at := range []string{"queue/rotational", "../queue/rotational"} { // of a disk, of a partition
-		// The path goes through a link, which Join would shorten away.
+	for _, at := range []string{"queue/rotational", "../queue/rotational"} { // of a disk; of a partition
+		// The path must go through the symbolic link. Join would shorten ".." without it.
 		if data, err := os.ReadFile(strings.TrimSuffix(s.root, "/") + "/" + device + at); err == nil {
 			return strings.TrimSpace(string(data)) == "1"
 		}
@@ -358,7 +372,8 @@ func (s *setup) spins(dir string) bool {
 	return false
 }
 
-// checkCertificate looks when the first certificate in a file ends to be valid.
+// checkCertificate checks when the first certificate of a file expires. A file has a
+// chain, and clients reject it when any of it has expired.
 func (s *setup) checkCertificate(f *store.Findings, key, path string) {
 	rest, err := os.ReadFile(path)
 	if err != nil {
@@ -399,7 +414,8 @@ func (s *setup) checkCertificate(f *store.Findings, key, path string) {
 	}
 }
 
-// checkRules reads the file of rules as a server does, and says the first thing in it that is likely not meant.
+// checkRules parses the file of rules as a server does. It reports the first entry that
+// is probably not meant, and their number.
 func (s *setup) checkRules(f *store.Findings) {
 	text, err := os.ReadFile(s.rules)
 	if err != nil {
@@ -419,10 +435,12 @@ func (s *setup) checkRules(f *store.Findings) {
 	f.OK(checkRules, "%s: %s", s.rules, plural(int64(len(rs.List())), "rule"))
 }
 
-// auditLow is the free space below which the audit log is near its end.
+// auditLow is the free space below which the audit log will soon fail. At some hundred
+// bytes an entry, 1 GiB is millions of entries.
 const auditLow = 1 << 30
 
-// checkAudit looks at the disk of the audit log, without which nothing may be written.
+// checkAudit checks the disk of the audit log. A server that cannot write the log rejects
+// all writes.
 func (s *setup) checkAudit(f *store.Findings) {
 	var st unix.Statfs_t
 	if err := unix.Statfs(s.auditFolder, &st); err != nil {

@@ -17,7 +17,8 @@ type DropCmd struct {
 	Yes     bool       `short:"y" help:"Do not ask. Needed where there is no terminal to ask on."`
 }
 
-// Run drops what is named, after asking.
+// Run drops the dataset or snapshot after asking. The question says how much would be
+// lost.
 func (c *DropCmd) Run(ctx context.Context, app *App) error {
 	if !c.Yes && !app.Interactive {
 		return usagef("drop asks before it acts, and there is no terminal to ask on: use --yes")
@@ -51,19 +52,22 @@ func (c *DropCmd) Run(ctx context.Context, app *App) error {
 	})
 }
 
-// confirm asks on the terminal; anything but a yes is a no.
+// confirm asks on the terminal. Any answer except y or yes is a no.
 func (a *App) confirm(ctx context.Context, question string) (bool, error) {
 	answer, err := a.ask(ctx, question+" [y/N]")
 	answer = strings.ToLower(answer)
 	return answer == "y" || answer == "yes", err
 }
 
-// ask asks on the terminal. No answer is an empty one.
+// ask asks on the terminal and returns the answer, which may be empty. It returns the
+// cause if ctx ends first.
 func (a *App) ask(ctx context.Context, question string) (string, error) {
 	_, _ = fmt.Fprintf(a.Stderr, "%s ", printable(question))
 	answers := make(chan string, 1)
-	go func() { // ends with the process if Ctrl-C leaves the question: a read of a terminal cannot be interrupted
-		line, _ := bufio.NewReader(a.Stdin).ReadString('\n') // no line is no answer
+	// A read of a terminal cannot be cancelled. After Ctrl-C the goroutine ends with the
+	// process.
+	go func() {
+		line, _ := bufio.NewReader(a.Stdin).ReadString('\n') // an error is an empty answer
 		answers <- line
 	}()
 	select {
@@ -80,7 +84,7 @@ type GCCmd struct {
 	JSON   bool `name:"json" help:"Print a JSON object."`
 }
 
-// Run collects garbage.
+// Run collects garbage, or with --dry-run computes what a collection would free.
 func (c *GCCmd) Run(ctx context.Context, app *App) error {
 	r, err := ask[store.GCReport](ctx, app, "gc", struct {
 		DryRun bool `json:"dry_run,omitempty"`

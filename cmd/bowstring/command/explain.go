@@ -21,7 +21,8 @@ import (
 	"bowstring/schema"
 )
 
-// ExplainCmd is bowstring explain.
+// ExplainCmd is bowstring explain. The server computes the prediction; this command
+// prints it.
 type ExplainCmd struct {
 	requestFlags
 	Batch  int64         `placeholder:"N" help:"Rows of a global batch (default: the server's)."`
@@ -39,10 +40,11 @@ type ExplainCmd struct {
 	JSON   bool          `name:"json" help:"Print a JSON object."`
 }
 
-// cacheSize is a size, or none.
+// cacheSize is a size, or none. bytes is nil if the server's own size applies, and 0 for
+// none.
 type cacheSize struct{ bytes *int64 }
 
-// UnmarshalText reads a size, or "none".
+// UnmarshalText parses a size, "auto" or "none".
 func (c *cacheSize) UnmarshalText(text []byte) error {
 	var n size
 	if string(text) != "none" {
@@ -50,7 +52,7 @@ func (c *cacheSize) UnmarshalText(text []byte) error {
 			return err
 		}
 		if n == 0 {
-			return nil // auto: the server's
+			return nil // auto: the server's size
 		}
 	}
 	b := int64(n)
@@ -89,7 +91,8 @@ func (c *ExplainCmd) request() schema.Request {
 	return r
 }
 
-// explainBody is the body of the action.
+// explainBody is the body of the explain action. Fields of 0 mean the server's own
+// values.
 type explainBody struct {
 	schema.Request
 	PaceMS      float64      `json:"pace_ms,omitempty"`
@@ -102,7 +105,8 @@ type explainBody struct {
 	Rates       *fetch.Rates `json:"rates,omitempty"`
 }
 
-// Run asks and prints.
+// Run asks the server for the prediction and prints it. --json prints the server's answer
+// itself, so that it has also fields that this version does not know.
 func (c *ExplainCmd) Run(ctx context.Context, app *App) error {
 	body := explainBody{
 		Request: c.request(), PaceMS: float64(c.Pace) / float64(time.Millisecond), Epochs: c.Epochs, Nodes: c.Nodes,
@@ -130,7 +134,7 @@ func (c *ExplainCmd) Run(ctx context.Context, app *App) error {
 	return printExplained(app.Stdout, &e)
 }
 
-// readRates reads the rates of a file that calibrate has written.
+// readRates reads and checks the rates in a file of calibrate.
 func readRates(path string) (*fetch.Rates, error) {
 	b, err := os.ReadFile(path)
 	if err != nil {
@@ -146,7 +150,8 @@ func readRates(path string) (*fetch.Rates, error) {
 	return &file.Rates, nil
 }
 
-// printExplained says it to people.
+// printExplained prints a prediction for people. Errors of the single lines are ignored:
+// the tables between them return the error of the same writer.
 func printExplained(w io.Writer, e *flight.Explained) error {
 	c, p := &e.Conditions, e.Prediction
 	fmt.Fprintf(w, "%s  %s of %s, batches of %s for %s, %s, pace %s\n", printable(e.Dataset), plural(c.Rows, "sample"),
@@ -162,6 +167,7 @@ func printExplained(w io.Writer, e *flight.Explained) error {
 		fmt.Fprintf(w, "not measured, and taken to limit nothing: %s; calibrate measures it\n\n",
 			printable(strings.Join(e.Unknown, ", ")))
 	}
+	// A first epoch has an empty cache and later ones have not, so that each has a row.
 	t := tableOf("NODES", "EPOCH", ">SAMPLES/S", ">SECONDS", ">WAITS", ">HITS", "LIMIT")
 	row := func(nodes int64, name string, e *predict.Epoch) {
 		t.add(humanize.Comma(nodes), name, rateOf(e.SamplesPerSec), seconds(e.Seconds), seconds(e.WaitSeconds),
@@ -180,6 +186,7 @@ func printExplained(w io.Writer, e *flight.Explained) error {
 		bytesOr(p.SmallestCache, "none, of whatever size"))
 	fmt.Fprintf(w, "smallest window of a node with which no stream waits for memory: %s\n",
 		bytesOr(p.SmallestWindow, "none, of whatever size"))
+	// Each of the following parts exists only for some jobs.
 	if e.Bill != nil {
 		if err := printBill(w, e.Bill); err != nil {
 			return err
@@ -204,7 +211,7 @@ func printExplained(w io.Writer, e *flight.Explained) error {
 	return nil
 }
 
-// printMixture says how the sources of a mixture go by.
+// printMixture prints how the sources of a mixture are consumed.
 func printMixture(w io.Writer, e *flight.Explained) error {
 	fmt.Fprintln(w)
 	t := tableOf("SOURCE", "SNAPSHOT", ">SAMPLES", ">ROWS OF AN EPOCH", ">SHARE", ">ALL SEEN IN STEP", fmt.Sprintf(">SEEN BEFORE STEP %d",
@@ -221,7 +228,7 @@ func printMixture(w io.Writer, e *flight.Explained) error {
 	return t.print(w)
 }
 
-// printBill says what a job costs that reads from buckets.
+// printBill prints the costs of a job that reads from buckets.
 func printBill(w io.Writer, b *flight.Bill) error {
 	fmt.Fprintf(w, "\n%s of the blobs are in buckets (by a sample of %s); list prices of %s, bytes go %s\n",
 		percent(&b.Share), humanize.Comma(int64(b.Looked)), printable(b.Dated), b.Transfer)
@@ -258,7 +265,8 @@ func printBill(w io.Writer, b *flight.Bill) error {
 	return nil
 }
 
-// dollars is an amount for people: to the cent from a dollar on, else of two digits.
+// dollars returns an amount for people. From a dollar on it has cents, and below it two
+// digits: most requests cost less than a cent.
 func dollars(m object.Money) string {
 	switch f := float64(m) / float64(object.Dollar); {
 	case m == 0:
@@ -270,7 +278,9 @@ func dollars(m object.Money) string {
 	}
 }
 
-// printRunning says what a job does that runs.
+// printRunning prints what a running job does, next to the prediction. The middle column
+// is the prediction at the measured hit rate: it separates a wrong cache from a wrong
+// rate.
 func printRunning(w io.Writer, r *flight.Running) error {
 	fmt.Fprintf(w, "\nit runs since %s: %s, %s epoch\n", r.Since.Local().Format(time.DateTime),
 		plural(int64(r.Streams), "stream"), r.Epoch)
@@ -292,7 +302,7 @@ func printRunning(w io.Writer, r *flight.Running) error {
 	return nil
 }
 
-// rateOf is samples a second.
+// rateOf returns a rate in samples a second.
 func rateOf(r predict.Rate) string {
 	if r == predict.Unlimited {
 		return "any"
@@ -300,7 +310,7 @@ func rateOf(r predict.Rate) string {
 	return count(float64(r))
 }
 
-// count is a figure of three digits or so.
+// count returns a figure with about three digits.
 func count(v float64) string {
 	if v >= 1000 {
 		return humanize.Comma(int64(v + 0.5))
@@ -308,6 +318,7 @@ func count(v float64) string {
 	return strings.TrimSuffix(fmt.Sprintf("%.3g", v), ".0")
 }
 
+// seconds returns a duration with a precision that fits its size.
 func seconds(s float64) string {
 	if s < 1 {
 		return millis(1000 * s)
@@ -327,6 +338,7 @@ func paceOf(ms float64) string {
 	return millis(ms)
 }
 
+// bytesOr returns a size, or none if there is no size.
 func bytesOr(n *int64, none string) string {
 	if n == nil {
 		return none

@@ -15,13 +15,18 @@ import (
 	"bowstring/fetch/store"
 )
 
-// serveFlags are the settings of serve. The help, the template of a configuration file, docs/cli.md and the schema of the
-// Helm chart's values are made of their tags:
+// serveFlags are the settings of serve. Their tags are the one source of the help, the
+// template of a configuration file, docs/cli.md and the schema of the Helm chart's
+// values:
 //
 //   - placeholder is the unit, see units;
-//   - default is the value where nothing else is said, and unset says what it comes to where it does not speak for itself;
-//   - group is the heading that it stands under;
-//   - basic has --help show it, and not only --help-all.
+//   - default is the value without a setting, and unset explains a default that is not
+//     obvious;
+//   - group is the heading;
+//   - basic shows the flag in --help, and not only in --help-all.
+//
+// Each group of flags has a type of its own, so that the code that needs a group cannot
+// depend on the others.
 type serveFlags struct {
 	runFlags     `group:"Starting and stopping"`
 	limitFlags   `group:"Limits"`
@@ -34,7 +39,7 @@ type serveFlags struct {
 	observeFlags `group:"Observing"`
 }
 
-// runFlags say where a server listens, and when it stops.
+// runFlags define where a server listens and when it stops.
 type runFlags struct {
 	Listen       string        `setting:"" basic:"" default:"127.0.0.1:8815" placeholder:"HOST:PORT" help:"Address to listen on; port 0 is any free one. Beyond this machine it takes TLS and a way to know callers, or --insecure. grpc+unix:///PATH is a socket that the server's user alone can connect to."`
 	ReadyFile    string        `setting:"" type:"path" placeholder:"FILE" help:"File to write the server's address to once it serves; removed when it stops."`
@@ -44,7 +49,7 @@ type runFlags struct {
 	GCRate       size          `setting:"" default:"auto" unset:"as fast as it can" placeholder:"SIZE" help:"How many bytes a second such a collection of a store in Scylla or Cassandra reads and removes."`
 }
 
-// bucketFlags are of buckets that samples are read from.
+// bucketFlags define which buckets samples may be read from, and at which prices.
 type bucketFlags struct {
 	Buckets           string `setting:"" unset:"all in which samples are attached" placeholder:"URL,…" help:"Buckets that attached samples may be read from; one that ends in * stands for all that begin so. Samples in others are PERMISSION_DENIED."`
 	BucketCredentials string `setting:"" unset:"those of the environment, for all tenants" type:"path" placeholder:"FILE" help:"By which credentials buckets are read in which samples are attached, and for which tenants; docs/buckets.md has the form."`
@@ -52,7 +57,9 @@ type bucketFlags struct {
 	Transfer          string `setting:"" enum:"in-region,cross-region,internet" default:"in-region" placeholder:"WAY" help:"Which way bytes of buckets go to this server, as it is priced: ${enum}."`
 }
 
-// requests returns what counts, paces and prices the requests to buckets. sharers is how many nodes make them.
+// requests returns the object that counts, limits and prices the requests to buckets. All
+// buckets of the server share it. sharers returns the number of nodes that make requests:
+// a bucket's limit is divided among them.
 func (f *bucketFlags) requests(sharers func() int) (*object.Requests, error) {
 	o := object.RequestsOptions{Tenant: tenantOf, Sharers: sharers, Transfer: object.Transfer(f.Transfer)}
 	if f.Prices != "" {
@@ -65,10 +72,10 @@ func (f *bucketFlags) requests(sharers func() int) (*object.Requests, error) {
 	return object.NewRequests(o), nil
 }
 
-// tenantOf is on whose account something is read.
+// tenantOf returns the tenant to which a read is charged.
 func tenantOf(ctx context.Context) string { return store.CallerFrom(ctx).Tenant }
 
-// limitFlags bound what a server takes on.
+// limitFlags limit a server's memory, streams and reads.
 type limitFlags struct {
 	WindowMemory     size          `setting:"" basic:"" default:"auto" unset:"a quarter of the memory of the control group or machine" placeholder:"SIZE" help:"Memory for what all streams hold together: reads under way, samples that wait, batches on their way to consumers. What does not fit waits, or goes in smaller batches."`
 	UploadMemory     size          `setting:"" default:"512MiB" placeholder:"SIZE" help:"Memory for what clients send and is being decoded, all together; one address may take three quarters, and a record batch half."`
@@ -77,7 +84,7 @@ type limitFlags struct {
 	ReadTimeout      time.Duration `setting:"" default:"30s" placeholder:"DURATION" help:"How long a read of a sample takes at most, whatever the store does, before its stream ends as UNAVAILABLE; a second more for each mebibyte."`
 }
 
-// authFlags say how callers are known.
+// authFlags define how callers are authenticated.
 type authFlags struct {
 	TLSCert          string        `name:"tls-cert" setting:"" basic:"" type:"path" placeholder:"FILE" help:"Certificate of the server, with what stands between it and the root, as PEM. Read again when it changes."`
 	TLSKey           string        `name:"tls-key" setting:"" basic:"" type:"path" placeholder:"FILE" help:"Its private key, as PEM."`
@@ -96,7 +103,7 @@ type authFlags struct {
 	Insecure         bool          `setting:"" basic:"" help:"Listen beyond this machine without TLS or without authentication."`
 }
 
-// recordFlags say what callers may do, and what is kept of what they did.
+// recordFlags define what callers may do, and which of it is recorded.
 type recordFlags struct {
 	Rules        string `setting:"" basic:"" unset:"all may do all" type:"path" placeholder:"FILE" help:"Rules of who may do what with which dataset; read again when the file changes."`
 	Tenants      string `setting:"" unset:"callers name tenants, and all get the same" type:"path" placeholder:"FILE" help:"Tenants: who is in which, and what each gets; read again when the file changes."`
@@ -110,7 +117,7 @@ type recordFlags struct {
 	AuditSync    bool   `setting:"" help:"Have the beginning of each read on stable storage before its first row is sent, and refuse reads that cannot be recorded."`
 }
 
-// spillFlags describe the cache of a server.
+// spillFlags define the spill: its directory and size.
 type spillFlags struct {
 	Spill         string  `setting:"" basic:"" type:"path" placeholder:"DIR" help:"Directory on a disk of this machine to keep samples in that were fetched, so that they need not be fetched again. One server at a time can have it."`
 	SpillBytes    portion `setting:"" basic:"" default:"30%" placeholder:"SIZE|SHARE%" help:"Most that it takes of the disk, index and dead space included: a size of 16MiB or more, or a share of the file system that DIR is on."`
@@ -146,7 +153,7 @@ type localFlags struct {
 	LocalPinned     size     `setting:"" default:"auto" unset:"a quarter of the spill, and 1GiB at most" placeholder:"SIZE" help:"Blobs that all of their streams may keep from being evicted so, each a quarter of it; what goes beyond is copied."`
 }
 
-// observeFlags say who may look at a server, and where its traces go.
+// observeFlags define the admin listener, and where traces go.
 type observeFlags struct {
 	Admin          string  `setting:"" basic:"" placeholder:"HOST:PORT" help:"Address of a listener of its own for /console/, /metrics, /healthz, /readyz and /debug/pprof. Without a token, keep it to this machine."`
 	AdminCert      string  `setting:"" type:"path" placeholder:"FILE" help:"Certificate that the admin listener presents, in PEM; read again when it is replaced."`
@@ -158,7 +165,7 @@ type observeFlags struct {
 	TraceRatio     float64 `setting:"" default:"0.01" placeholder:"SHARE" help:"Share of the calls to trace whose callers do not trace, 0 to 1; OTEL_TRACES_SAMPLER holds where this is not set."`
 }
 
-// units are the placeholders of settings whose values are more than a name.
+// units explain the placeholders of settings whose values are more than a name.
 var units = []struct{ placeholder, means string }{
 	{"SIZE", "bytes with a unit, such as 512MiB or 4GB"},
 	{"DURATION", "a time with a unit, such as 30s or 5m"},
@@ -167,7 +174,7 @@ var units = []struct{ placeholder, means string }{
 	{"N", "a number"},
 }
 
-// defaultOf says what a setting is where nothing sets it.
+// defaultOf returns the value of a setting that is not set, for people.
 func defaultOf(f *kong.Flag) string {
 	unset := f.Tag.Get("unset")
 	switch {
@@ -183,7 +190,7 @@ func defaultOf(f *kong.Flag) string {
 	return "none"
 }
 
-// helpOf is the help of a flag; that of a setting of serve ends with its default.
+// helpOf returns the help of a flag. For a setting of serve it appends the default.
 func helpOf(v *kong.Value) string {
 	if v.Flag == nil || v.Flag.Group == nil && !v.Tag.Has("basic") || !v.Tag.Has("setting") {
 		return kong.DefaultHelpValueFormatter(v)
@@ -193,10 +200,11 @@ func helpOf(v *kong.Value) string {
 	return kong.DefaultHelpValueFormatter(&about)
 }
 
-// helpOptions say how help is laid out.
+// helpOptions define the layout of the help.
 var helpOptions = kong.HelpOptions{Compact: true, WrapUpperBound: 100, NoExpandSubcommands: true, ValueFormatter: helpOf}
 
-// printHelp shows the settings of serve that people need first. Those behind --help-all are not for a first look.
+// printHelp prints the help. For serve it hides all settings that are not tagged basic:
+// their number would hide the few that most people need. --help-all shows them.
 func printHelp(options kong.HelpOptions, ctx *kong.Context) error {
 	more := 0
 	if node := ctx.Selected(); node != nil {
@@ -210,7 +218,7 @@ func printHelp(options kong.HelpOptions, ctx *kong.Context) error {
 		}
 	}
 	for _, f := range ctx.Model.Flags {
-		f.Hidden = f.Hidden || more > 0 && f.Tag.Has("client") // which serve is not
+		f.Hidden = f.Hidden || more > 0 && f.Tag.Has("client") // flags of clients, which serve is not
 	}
 	err := kong.DefaultHelpPrinter(options, ctx)
 	if err == nil && more > 0 {
@@ -220,10 +228,10 @@ func printHelp(options kong.HelpOptions, ctx *kong.Context) error {
 	return err
 }
 
-// helpAll is the flag --help-all.
+// helpAll is the flag --help-all. Its hook prints the help and ends the process.
 type helpAll bool
 
-// BeforeReset is called by kong, before it misses anything.
+// BeforeReset is called by kong before it checks for missing arguments.
 func (helpAll) BeforeReset(ctx *kong.Context) error {
 	err := kong.DefaultHelpPrinter(helpOptions, ctx)
 	ctx.Exit(0)
@@ -243,7 +251,9 @@ func (c *ConfigTemplateCmd) Run(app *App) error {
 	return err
 }
 
-// template is a configuration file with every setting, its unit and its default, all of them comments.
+// template returns a configuration file with every setting, its unit and its default, all
+// of them as comments. A user removes the # of what to change; the rest keeps following
+// the program's defaults.
 func template(s settings) ([]byte, error) {
 	var b bytes.Buffer
 	b.WriteString("# Every setting, with its default. A line counts without its #. Relative paths are relative to this file.\n")
@@ -251,6 +261,8 @@ func template(s settings) ([]byte, error) {
 	for _, u := range units {
 		fmt.Fprintf(&b, "# %-8s is %s.\n", u.placeholder, u.means)
 	}
+	// Settings of a command are in a section of its name. Those of Globals come first and
+	// have none.
 	section, group := "", ""
 	for _, key := range s.keys {
 		f, indent := s.known[key], ""
@@ -283,7 +295,8 @@ func template(s settings) ([]byte, error) {
 	return b.Bytes(), nil
 }
 
-// defaultValue is the default of a setting as YAML has it.
+// defaultValue returns the default of a setting for the YAML encoder. A string gets
+// quotation marks where YAML needs them.
 func defaultValue(f *kong.Flag) any {
 	switch f.Target.Kind() {
 	case reflect.Bool:
@@ -296,12 +309,13 @@ func defaultValue(f *kong.Flag) any {
 	return yamlPlain(f.Default)
 }
 
-// yamlPlain is a number or a word that YAML writes without quotation marks.
+// yamlPlain returns a number or word that YAML writes without quotation marks.
 func yamlPlain(text string) *yaml.Node {
 	return &yaml.Node{Kind: yaml.ScalarNode, Value: text}
 }
 
-// wrapped cuts a text into lines of at most width characters.
+// wrapped splits a text into lines of at most width characters. A longer word has a line
+// of its own.
 func wrapped(text string, width int) (lines []string) {
 	for _, word := range strings.Fields(text) {
 		if n := len(lines); n > 0 && len(lines[n-1])+1+len(word) <= width {
