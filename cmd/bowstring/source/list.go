@@ -377,7 +377,7 @@ func (s *list) voiceTables(asked string) (read, others []string, err error) {
 		}
 	}
 	if asked != "" && !slices.Contains(voiceSplits, asked) && slices.Contains(read, asked) {
-		return []string{asked}, nil, nil // its clips are in the splits, too
+		return []string{asked}, nil, nil // its clips are in the splits as well, and a clip has one split
 	}
 	slices.SortFunc(read, func(a, b string) int { return slices.Index(voiceSplits, a) - slices.Index(voiceSplits, b) })
 	return read, others, nil

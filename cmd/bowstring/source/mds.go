@@ -817,8 +817,8 @@ func (s *mds) walkShard(ctx context.Context, p mdsPart, sh mdsShard, visit func(
 	return nil
 }
 
-// inspect reads of a sample, from one byte of a shard to another, what is no blob. Its
-// error is one of reading.
+// inspect reads the sizes and the metadata of a sample between two offsets of a shard.
+// Its error is one of reading; a defect of the sample is in item.
 func (s *mds) inspect(f *File, item *mdsItem, head []byte, begin, end int64) error {
 	if _, err := f.ReadAt(head, begin); err != nil {
 		return err
@@ -944,7 +944,7 @@ func (s *surveyedInts) decide() (arrow.DataType, func([]byte) (any, error), int,
 	}, 0, nil
 }
 
-// isWholeText says whether a text is digits, behind a sign or none.
+// isWholeText reports whether a text is digits after at most one sign.
 func isWholeText(text string) bool {
 	digits := strings.TrimLeft(text, "+-")
 	return digits != "" && len(text)-len(digits) <= 1 && strings.Trim(digits, "0123456789") == ""
@@ -1000,7 +1000,8 @@ func (s *surveyedImages) decide() (arrow.DataType, func([]byte) (any, error), in
 	return nil, nil, s.most, nil
 }
 
-// mdsImages divides a list of images. They are slices of b.
+// mdsImages splits a list of images into slices of b. The format is: four reserved
+// bytes for list[…], u32 number of images, u32 size of each, then the images.
 func mdsImages(encoding string, b []byte) ([][]byte, error) {
 	if strings.HasPrefix(encoding, "list[") {
 		if len(b) < 4 {

@@ -24,22 +24,24 @@ import (
 	"bowstring/schema"
 )
 
-// parquetSource is a directory or a file of Parquet, as the `datasets` library writes it
-// or not. Columns of binary and of struct<bytes, path> are blobs, the others metadata.
-// The name of the file or its folder decides the split.
+// parquetSource is a directory or a file of Parquet, from Hugging Face's library datasets
+// or any other program. Columns of binary and of struct<bytes, path> are blobs, all
+// others metadata. The name of a file or of its folder decides the split.
 type parquetSource struct {
 	about
 	opts   Options
 	shards []shard
 	layout *parquetLayout
 	keys   []folderKey
-	broken map[string]error // shards that cannot be opened, by rel
+	broken map[string]error // files that cannot be opened, by rel
 	meta   []metaColumn
 	blobs  []blobColumn
-	paths  int         // blob column whose paths are the column file_name, or -1
-	own    *ownColumns // of files that Bowstring wrote, or nil
+	paths  int         // blob column whose paths become the column file_name, or -1
+	own    *ownColumns // columns of a file that Bowstring wrote; nil for other files
 }
 
+// openParquet opens a data set of Parquet files. If the rows of all files are known from
+// the previous snapshot, it opens none.
 func openParquet(ctx context.Context, path string, opts Options) (Source, error) {
 	if err := opts.files.checkNoLake(path); err != nil {
 		return nil, err
@@ -67,7 +69,9 @@ func openParquet(ctx context.Context, path string, opts Options) (Source, error)
 	return s, nil
 }
 
-// readSchemas opens each file for its columns and its number of rows.
+// readSchemas opens each file for its columns and its number of rows. All footers are
+// read before the first row: the type of a column must hold the values of all files. A
+// file that cannot be opened becomes a bad sample.
 func (s *parquetSource) readSchemas(ctx context.Context) error {
 	rows := map[string]int64{}
 	files := s.openAll(ctx)
@@ -105,6 +109,7 @@ func (s *parquetSource) readSchemas(ctx context.Context) error {
 			s.rows += rows[sh.rel]
 		}
 	}
+	// If no file can be read, there is no schema, and the reasons are the error.
 	if first == "" {
 		var errs []error
 		for _, sh := range s.shards {
@@ -134,8 +139,8 @@ func (s *parquetSource) readSchemas(ctx context.Context) error {
 	return nil
 }
 
-// openAll returns what opens the files in their order. In a bucket several are opened
-// ahead.
+// openAll returns a function that opens the files in order. In a bucket it opens several
+// in advance, because each footer costs a round trip.
 func (s *parquetSource) openAll(ctx context.Context) func(n int) (*parquet.File, error) {
 	if s.place.bucket() == nil {
 		return func(n int) (*parquet.File, error) { return s.place.openParquet(ctx, s.shards[n].path) }
@@ -162,6 +167,8 @@ func (s *parquetSource) openAll(ctx context.Context) func(n int) (*parquet.File,
 	}
 }
 
+// rename gives columns other names if their own are not allowed in a dataset. Blob
+// columns come first: a metadata column with the name of a blob column is renamed.
 func (s *parquetSource) rename() {
 	rename := func(f *arrow.Field, taken []string) {
 		if name := freeName(f.Name, taken); name != f.Name {
@@ -179,6 +186,7 @@ func (s *parquetSource) rename() {
 	}
 }
 
+// Fields implements Source.
 func (s *parquetSource) Fields() (meta, blobs []arrow.Field) {
 	for _, m := range s.meta {
 		meta = append(meta, m.field)
@@ -195,6 +203,7 @@ func (s *parquetSource) Fields() (meta, blobs []arrow.Field) {
 	return meta, blobs
 }
 
+// Samples implements Source. The key of a row is its file and its number there.
 func (s *parquetSource) Samples(ctx context.Context) iter.Seq2[Sample, error] {
 	return func(yield func(Sample, error) bool) {
 		in := s.place.inOrder(ctx, paths(s.shards))
@@ -205,7 +214,8 @@ func (s *parquetSource) Samples(ctx context.Context) iter.Seq2[Sample, error] {
 	}
 }
 
-// readShard yields the rows of a file. Its error is what is wrong with the file.
+// readShard yields the rows of a file. Its error is about the file: the rows before it
+// are valid.
 func (s *parquetSource) readShard(ctx context.Context, in sequence, sh shard, yield func(Sample) bool) error {
 	if err := s.broken[sh.rel]; err != nil {
 		return err
@@ -222,6 +232,7 @@ func (s *parquetSource) readShard(ctx context.Context, in sequence, sh shard, yi
 	for row := int64(0); ; {
 		rec, bad, err := records.next(ctx)
 		if errors.Is(err, io.EOF) {
+			// A file with fewer rows than its footer states is damaged.
 			if want := records.file.NumRows(); row != want {
 				return fmt.Errorf("it ends after %d of %d rows", row, want)
 			}
@@ -239,7 +250,7 @@ func (s *parquetSource) readShard(ctx context.Context, in sequence, sh shard, yi
 				return placed(file, records.records.Places(column).At(i, element))
 			})
 			sample.Bad = cmp.Or(bad[i], sample.Bad)
-			sample.Size = max(sample.Size, share) // of the record, which stays as long as a row of it does
+			sample.Size = max(sample.Size, share) // of the record's memory, which stays as long as one of its rows
 			row++
 			if s.own.leavesOut(sample.Split, s.opts.Split) {
 				sample.Release()
@@ -254,12 +265,16 @@ func (s *parquetSource) readShard(ctx context.Context, in sequence, sh shard, yi
 	}
 }
 
+// sample makes the sample of a row. The sample retains the record, so that its cells and
+// blobs stay valid until Release.
 func (s *parquetSource) sample(sh shard, row int64, rec arrow.Record, i int,
 	where func(column, element int) Extent) Sample {
 	rec.Retain()
 	out := Sample{Key: parquetKey(&sh, row), Split: sh.split, Release: rec.Release}
 	for _, m := range s.meta {
 		column := rec.Column(m.index)
+		// A row without a class is bad, unless Bowstring wrote the file: a dataset may
+		// have null classes.
 		if column.IsNull(i) && schema.Classes(m.field) != nil && s.own == nil {
 			out.Bad = m.field.Name + " missing"
 		}
@@ -291,10 +306,11 @@ func (s *parquetSource) sample(sh shard, row int64, rec arrow.Record, i int,
 	return out
 }
 
-// parquetKey is that of a row, by its number.
+// parquetKey returns the key of a row by its number. The number counts all rows of the
+// file, also those left out.
 func parquetKey(sh *shard, row int64) string { return fmt.Sprintf("%s#%d", sh.rel, row) }
 
-// placed is the extent of a value of a file.
+// placed returns the extent for a place in a file.
 func placed(file string, p parquet.Place) Extent {
 	switch {
 	case p.Why != "":
@@ -305,6 +321,8 @@ func placed(file string, p parquet.Place) Extent {
 	return Extent{File: file, Offset: p.Offset, Length: p.Length}
 }
 
+// detectParquet reports whether the layout is a Parquet file with content, or has Parquet
+// files.
 func (l *layout) detectParquet() bool {
 	if !l.dir {
 		return extension(l.path) == "parquet" && !l.detectList()
@@ -312,18 +330,18 @@ func (l *layout) detectParquet() bool {
 	return l.any(func(name string) bool { return isParquetData(filepath.Base(name)) })
 }
 
-// maxSpread bounds the blob columns that one column of lists becomes.
+// maxSpread bounds the blob columns that one column of lists becomes with --spread.
 const maxSpread = 256
 
-// feature is what the `datasets` library says of a column, in the schema
-// metadata "huggingface" of a file.
+// feature is the description of a column by the library datasets, in the metadata
+// "huggingface" of a file.
 type feature struct {
 	Type    string   `json:"_type"`
 	Names   []string `json:"names"`
 	Feature *feature `json:"feature"` // of the elements of a list
 }
 
-// UnmarshalJSON reads a list of one feature, too, which older versions wrote for a list.
+// UnmarshalJSON also reads a list of one feature, as older versions wrote for a list.
 func (f *feature) UnmarshalJSON(b []byte) error {
 	var list []*feature
 	if json.Unmarshal(b, &list) == nil {
@@ -337,6 +355,7 @@ func (f *feature) UnmarshalJSON(b []byte) error {
 	return json.Unmarshal(b, (*plain)(f))
 }
 
+// features parses that metadata. It is only a hint: what cannot be parsed is ignored.
 func features(text string) map[string]feature {
 	var info struct {
 		Info struct {
@@ -348,7 +367,7 @@ func features(text string) map[string]feature {
 	}
 	found := map[string]feature{}
 	for name, raw := range info.Info.Features {
-		var f feature // what is strange is passed over: it is another project's
+		var f feature // a feature of another form is ignored
 		if json.Unmarshal(raw, &f) == nil {
 			found[name] = f
 		}
@@ -356,22 +375,23 @@ func features(text string) map[string]feature {
 	return found
 }
 
+// metaColumn is a metadata column.
 type metaColumn struct {
 	field arrow.Field
 	index int // in the layout
 }
 
-// blobColumn is a blob column, and where the rows of a file have it.
+// blobColumn is a blob column, and its place in the rows of a file.
 type blobColumn struct {
 	field   arrow.Field
 	index   int  // in the layout
 	nested  bool // struct<bytes, path>
 	element int  // of the lists in the column; -1 for a column without lists
-	last    bool // of those that the lists are spread over
+	last    bool // the last of the columns over which the lists are spread
 }
 
-// cell returns the blob of a row, nil for null, and its path. bad says why there is
-// neither.
+// cell returns the blob of a row and its path; a nil blob is a null. bad is why the row
+// has no blob although it should. data refers to the memory of the column.
 func (b *blobColumn) cell(column arrow.Array, row int) (data []byte, path, bad string) {
 	if column.IsNull(row) {
 		return nil, "", ""
@@ -393,6 +413,7 @@ func (b *blobColumn) cell(column arrow.Array, row int) (data []byte, path, bad s
 		path = text(paths, row)
 	}
 	switch {
+	// An empty value is not a null, so data must not be nil.
 	case content.IsValid(row):
 		if data = content.Value(row); data == nil {
 			data = []byte{}
@@ -403,14 +424,14 @@ func (b *blobColumn) cell(column arrow.Array, row int) (data []byte, path, bad s
 	return data, path, bad
 }
 
-// bytesArray is an array of binary or large_binary.
+// bytesArray is an array of type binary or large_binary.
 type bytesArray interface {
 	arrow.Array
 	Value(int) []byte
 }
 
-// blobArrays returns the content and the path (or nil) of a blob column, nil if it is
-// none.
+// blobArrays returns the arrays of content and of paths in a blob column. path is nil if
+// there is none, and both are for another type.
 func blobArrays(a arrow.Array) (content bytesArray, path arrow.Array) {
 	switch a := a.(type) {
 	case *array.Binary:
@@ -432,7 +453,8 @@ func blobArrays(a arrow.Array) (content bytesArray, path arrow.Array) {
 	return nil, nil
 }
 
-// isBlobStruct says whether a type is struct<bytes, path>, or struct<bytes>.
+// isBlobStruct reports whether a type is struct<bytes, path> or struct<bytes>, the
+// layouts of Hugging Face.
 func isBlobStruct(t arrow.DataType) bool {
 	st, ok := t.(*arrow.StructType)
 	if !ok {
@@ -447,8 +469,10 @@ func isBlobStruct(t arrow.DataType) bool {
 	return !pathed || isText(path.Type)
 }
 
+// isBytes reports whether t is binary or large_binary.
 func isBytes(t arrow.DataType) bool { return t.ID() == arrow.BINARY || t.ID() == arrow.LARGE_BINARY }
 
+// isBlob reports whether a column of type t can be a blob column.
 func isBlob(t arrow.DataType) bool { return isBytes(t) || isBlobStruct(t) }
 
 // classify sorts the columns into metadata and blobs.
@@ -497,8 +521,8 @@ func (s *parquetSource) classify(samples map[int][]byte) error {
 	return nil
 }
 
-// refuseBytes is why a column of bytes within other values is neither taken for metadata
-// nor for blobs.
+// refuseBytes returns the error for a column of bytes within other values. A row has one
+// blob in a column, so the user must choose what becomes of it.
 func (s *parquetSource) refuseBytes(f arrow.Field, spreads bool) error {
 	name, advice := Quoted(f.Name), ""
 	if spreads {
@@ -509,7 +533,8 @@ func (s *parquetSource) refuseBytes(f arrow.Field, spreads bool) error {
 		schema.ErrInvalid, name, schema.ShownType(f.Type), advice, name, name)
 }
 
-// checkSpread looks for names in the options that no such column has.
+// checkSpread returns an error for names in Options.Spread and Options.AsMetadata that no
+// suitable column has.
 func (s *parquetSource) checkSpread() error {
 	for _, name := range slices.Sorted(maps.Keys(s.opts.Spread)) {
 		if n := s.opts.Spread[name]; n < 1 || n > maxSpread {
@@ -531,8 +556,8 @@ func (s *parquetSource) checkSpread() error {
 	return nil
 }
 
-// sniffColumns returns the first content of each blob column, as far as the
-// first rows have one.
+// sniffColumns returns the first content of each blob column, as far as the first record
+// has one. It decides the media of columns without a feature.
 func (s *parquetSource) sniffColumns(ctx context.Context, path string) map[int][]byte {
 	found := map[int][]byte{}
 	records, err := s.layout.openRecords(ctx, path)
@@ -559,7 +584,8 @@ func (s *parquetSource) sniffColumns(ctx context.Context, path string) map[int][
 	return found
 }
 
-// mediaOf says what a blob column holds, by its feature or else by a sample.
+// mediaOf returns the media of a blob column, by its feature, or by a sample if it has
+// none.
 func mediaOf(feature string, sample []byte) string {
 	switch feature {
 	case "Image":
@@ -574,18 +600,18 @@ func mediaOf(feature string, sample []byte) string {
 	return ""
 }
 
-// nullFolder is the value of a folder of rows that have none, as Hive and Spark write it.
+// nullFolder is the name of the folder for a null value, as Hive and Spark write it.
 const nullFolder = "__HIVE_DEFAULT_PARTITION__"
 
-// folderKey is a column whose values are in the names of folders:
-// year=2024/month=1/part-00000.parquet.
+// folderKey is a column whose values are in the names of folders, such as
+// year=2024/month=1/part-00000.parquet. Hive partitions tables so.
 type folderKey struct {
 	name  string
 	field arrow.Field
 	whole bool // the values of all folders are integers
 }
 
-// value is that of the rows of a file.
+// value returns the value for the rows of a file.
 func (k *folderKey) value(rel string) any {
 	v, ok := folderValues(rel)[k.name]
 	if !ok || v == nullFolder {
@@ -599,7 +625,8 @@ func (k *folderKey) value(rel string) any {
 	return v
 }
 
-// folderValues are the keys and values that the folders of a file name.
+// folderValues returns the keys and values in the folders of a file. Hive escapes special
+// characters as in URLs.
 func folderValues(rel string) map[string]string {
 	found := map[string]string{}
 	for part := range strings.SplitSeq(path.Dir(rel), "/") {
@@ -618,9 +645,9 @@ func folderValues(rel string) map[string]string {
 	return found
 }
 
-// addFolderKeys makes columns of what the folders of the files say, where the files have
-// no such column: a key is an int64 if all its values are integers in their shortest
-// form, and text otherwise. The key split has the split.
+// addFolderKeys makes columns of the keys in the names of folders, unless the files have
+// such a column. A key is an int64 if all its values are integers in their shortest form,
+// and text otherwise: 01 would not keep its zero. The key split has the split.
 func (s *parquetSource) addFolderKeys() {
 	for _, sh := range s.shards {
 		if sh.missing != "" {
@@ -656,18 +683,19 @@ func (s *parquetSource) addFolderKeys() {
 	}
 }
 
+// hasColumn reports whether the files have a column.
 func (s *parquetSource) hasColumn(name string) bool {
 	return slices.ContainsFunc(s.layout.fields, func(f arrow.Field) bool { return f.Name == name })
 }
 
-// isParquetData says whether a file holds rows, by its name: not what other programs keep
-// beside them, as they keep _metadata.
+// isParquetData reports whether a file has rows, by its name. Programs write other files
+// next to them, such as _metadata.
 func isParquetData(name string) bool {
 	return extension(name) == "parquet" && !isMetadata(name) && !strings.HasPrefix(name, "_")
 }
 
-// withoutPrivate leaves out the files in folders such as _temporary, which Spark does not
-// read, either.
+// withoutPrivate leaves out files in folders such as _temporary, which Spark ignores as
+// well. A folder like _key=1 is a partition.
 func withoutPrivate(shards []shard) []shard {
 	return slices.DeleteFunc(shards, func(sh shard) bool {
 		for part := range strings.SplitSeq(path.Dir(sh.rel), "/") {
@@ -679,8 +707,8 @@ func withoutPrivate(shards []shard) []shard {
 	})
 }
 
-// checkNoLake refuses a table whose files count or do not by what a log says: rows that
-// were deleted or replaced are in files, too.
+// checkNoLake rejects a table whose log decides which files count. Other files have rows
+// that were deleted or replaced, and would become samples.
 func (f *Files) checkNoLake(dir string) error {
 	kind := ""
 	if f.isDir(filepath.Join(dir, "_delta_log")) {

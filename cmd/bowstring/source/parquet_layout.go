@@ -18,30 +18,33 @@ import (
 	"bowstring/schema"
 )
 
-// parquetLayout is the columns of files that belong together. They are matched by name,
-// and have the narrowest type that holds the values of all files.
+// parquetLayout is the common columns of several files. Columns are matched by name, and
+// have the narrowest type that holds the values of all files. add is called for each
+// file, then settle once; after that it does not change.
 type parquetLayout struct {
 	place  *Files
 	choice *choice
 	files  []parquetColumns
-	times  map[string]parquet.Times // of INT96, by column
+	times  map[string]parquet.Times // INT96 timestamps by column, over all files
 	fields []arrow.Field            // set by settle
-	first  string                   // the file that the others are held against
+	first  string                   // file with which the others are compared
 	notes  []string
 }
 
-// parquetColumns are the columns of a file that are wanted.
+// parquetColumns are the wanted columns of a file.
 type parquetColumns struct {
 	name    string
 	columns []parquet.Column
-	info    string // what the `datasets` library says of them
+	info    string // the file's metadata "huggingface"
 }
 
+// newParquetLayout returns a layout of no files.
 func newParquetLayout(place *Files, c *choice) *parquetLayout {
 	return &parquetLayout{place: place, choice: c, times: map[string]parquet.Times{}}
 }
 
-// inspect reads the columns of a file. Its error is why the file cannot be read.
+// inspect adds the columns of a file. Its error is the reason why the file cannot be
+// read.
 func (l *parquetLayout) inspect(ctx context.Context, name, path string) (err error) {
 	f, err := l.place.openParquet(ctx, path)
 	if err != nil {
@@ -51,7 +54,7 @@ func (l *parquetLayout) inspect(ctx context.Context, name, path string) (err err
 	return l.add(name, f)
 }
 
-// add is look at an open file.
+// add adds the columns of an open file.
 func (l *parquetLayout) add(name string, f *parquet.File) error {
 	wants := func(name string) bool { return l.choice.wants(name, freeName(name, nil)) }
 	columns, err := f.Columns(wants)
@@ -74,19 +77,20 @@ func (l *parquetLayout) add(name string, f *parquet.File) error {
 	return nil
 }
 
+// columnNamed returns the index of a column, or -1.
 func columnNamed(columns []parquet.Column, name string) int {
 	return slices.IndexFunc(columns, func(c parquet.Column) bool { return c.Name == name })
 }
 
-// micro says whether the INT96 timestamps of a column become microseconds: where
-// nanoseconds do not reach one of them, and all are whole microseconds.
+// micro reports whether the INT96 timestamps of a column become microseconds. They do if
+// one is outside the range of nanoseconds and all are whole microseconds.
 func (l *parquetLayout) micro(column string) bool {
 	t := l.times[column]
 	return t.Far && !t.Fine
 }
 
-// settle finds the types that the columns have, when all files were looked at. It yields
-// the files whose columns are not those of the files before, and why.
+// settle decides the types of the columns, after all files were added. It yields the
+// files whose columns do not fit those of the files before, with the reason.
 func (l *parquetLayout) settle() iter.Seq2[string, error] {
 	return func(yield func(string, error) bool) {
 		var whole []arrow.Field
@@ -115,6 +119,7 @@ func (l *parquetLayout) settle() iter.Seq2[string, error] {
 	}
 }
 
+// fieldsOf returns the fields of a file, with the unit that micro has decided.
 func (l *parquetLayout) fieldsOf(f parquetColumns) []arrow.Field {
 	var fields []arrow.Field
 	for _, c := range f.columns {
@@ -126,7 +131,8 @@ func (l *parquetLayout) fieldsOf(f parquetColumns) []arrow.Field {
 	return fields
 }
 
-// join widens the columns so that they hold those of one more file.
+// join widens the columns so that they hold those of another file. A column that only one
+// of them has is an error, because nulls in its place would go unnoticed.
 func (l *parquetLayout) join(whole []arrow.Field, f parquetColumns) ([]arrow.Field, error) {
 	whole = slices.Clone(whole)
 	have := l.fieldsOf(f)
@@ -151,8 +157,7 @@ func (l *parquetLayout) join(whole []arrow.Field, f parquetColumns) ([]arrow.Fie
 	return whole, nil
 }
 
-// info is what the first file says that the `datasets` library knows of the columns, ""
-// if it says nothing.
+// info returns the metadata "huggingface" of the first file; "" if it has none.
 func (l *parquetLayout) info() string {
 	for _, f := range l.files {
 		if f.name == l.first {
@@ -163,17 +168,18 @@ func (l *parquetLayout) info() string {
 }
 
 const (
-	// parquetRows is how many rows are decoded at a time, at most.
+	// parquetRows is how many rows are decoded at a time, at most. Each sample retains
+	// its whole record, so records are small.
 	parquetRows = 64
-	// parquetBytes is how many bytes they have, but that one row may have more.
+	// parquetBytes is the size of such a record; a single row may be larger.
 	parquetBytes = 16 << 20
 )
 
-// footerBytes is how much of a file of Parquet in a bucket is read at once for what
-// stands at its end.
+// footerBytes is how much of the end of a Parquet file in a bucket the first request
+// reads. Most footers fit.
 const footerBytes = 64 << 10
 
-// openParquet opens a file for what it says of its columns.
+// openParquet opens a file for its metadata.
 func (f *Files) openParquet(ctx context.Context, path string) (*parquet.File, error) {
 	in, err := f.openParts(ctx, path, footerBytes)
 	if err != nil {
@@ -182,7 +188,7 @@ func (f *Files) openParquet(ctx context.Context, path string) (*parquet.File, er
 	return parquet.Open(in)
 }
 
-// parquetRecords reads the rows of a file as those of a layout.
+// parquetRecords reads the rows of a file in the form of a layout.
 type parquetRecords struct {
 	file    *parquet.File
 	records *parquet.Records
@@ -194,7 +200,7 @@ func (l *parquetLayout) openRecords(ctx context.Context, path string) (*parquetR
 	return l.recordsOf(l.place.open(ctx, path))
 }
 
-// recordsOf is openRecords of what was opened.
+// recordsOf is openRecords for an open file, or for the error of opening it.
 func (l *parquetLayout) recordsOf(in *File, opened error) (_ *parquetRecords, err error) {
 	if opened != nil {
 		return nil, errors.New(reason(opened))
@@ -224,6 +230,8 @@ func (l *parquetLayout) recordsOf(in *File, opened error) (_ *parquetRecords, er
 		}
 		at, micro = append(at, i), append(micro, l.micro(want.Name))
 	}
+	// Records are smaller if rows are large, by the mean of the row group with the
+	// largest rows.
 	rows := int64(parquetRows)
 	if n := f.RowBytes(); n > 0 {
 		rows = min(rows, max(parquetBytes/n, 1))
@@ -234,9 +242,8 @@ func (l *parquetLayout) recordsOf(in *File, opened error) (_ *parquetRecords, er
 
 func (r *parquetRecords) close() error { return r.file.Close() }
 
-// next returns the next record, which is the caller's to release, or io.EOF. bad says of
-// rows why they are not of the columns' types; what the record has in their place is
-// null.
+// next returns the next record, which the caller releases, or io.EOF. bad has, by row,
+// why a value does not fit the type of its column; the record has a null there.
 func (r *parquetRecords) next(ctx context.Context) (_ arrow.Record, bad map[int]string, err error) {
 	rec, err := r.records.Next(ctx)
 	if err != nil {
@@ -264,8 +271,8 @@ func (r *parquetRecords) next(ctx context.Context) (_ arrow.Record, bad map[int]
 	return array.NewRecord(arrow.NewSchema(r.fields, nil), columns, rec.NumRows()), bad, nil
 }
 
-// widenRows is widen row by row. Rows of which it makes nothing become null, and are
-// noted in bad.
+// widenRows is widen row by row. A row that cannot be converted becomes null, with its
+// reason in bad. It is slow, and used only after widen has failed for the whole array.
 func widenRows(ctx context.Context, a arrow.Array, f arrow.Field, bad map[int]string) (arrow.Array, error) {
 	var parts []arrow.Array
 	defer func() {
@@ -275,7 +282,8 @@ func widenRows(ctx context.Context, a arrow.Array, f arrow.Field, bad map[int]st
 	}()
 	for row := range a.Len() {
 		one := array.NewSlice(a, int64(row), int64(row)+1)
-		// Without the values of other rows, which lists leave in memory.
+		// A slice of a list column refers to the values of all rows. Without the copy
+		// they would be converted as well, and fail as well.
 		alone, err := array.Concatenate([]arrow.Array{one}, memory.DefaultAllocator)
 		if err == nil {
 			var wide arrow.Array
@@ -294,7 +302,7 @@ func widenRows(ctx context.Context, a arrow.Array, f arrow.Field, bad map[int]st
 	return array.Concatenate(parts, memory.DefaultAllocator)
 }
 
-// readParquetTable reads Parquet files into memory, whose columns are of one layout.
+// readParquetTable reads Parquet files of one layout into memory, as a table of metadata.
 func (f *Files) readParquetTable(ctx context.Context, root string, files []string, choice *choice) (*table, error) {
 	t := &table{}
 	l := newParquetLayout(f, choice)
@@ -331,6 +339,8 @@ func (f *Files) readParquetTable(ctx context.Context, root string, files []strin
 	return t, nil
 }
 
+// readParquet appends the records of a file. Unlike in a data set, a value that does not
+// fit is an error.
 func (t *table) readParquet(ctx context.Context, l *parquetLayout, root, name string, parts [][]arrow.Array) error {
 	records, err := l.openRecords(ctx, filepath.Join(root, name))
 	if err != nil {
@@ -361,7 +371,7 @@ func (t *table) readParquet(ctx context.Context, l *parquetLayout, root, name st
 	}
 }
 
-// recordBytes is the memory that a record holds.
+// recordBytes returns the size of a record's buffers.
 func recordBytes(rec arrow.Record) (n int64) {
 	for _, c := range rec.Columns() {
 		n += dataBytes(c.Data())
@@ -369,6 +379,7 @@ func recordBytes(rec arrow.Record) (n int64) {
 	return n
 }
 
+// dataBytes adds up the buffers of an array and its children.
 func dataBytes(d arrow.ArrayData) (n int64) {
 	for _, b := range d.Buffers() {
 		if b != nil {
@@ -381,15 +392,15 @@ func dataBytes(d arrow.ArrayData) (n int64) {
 	return n
 }
 
-// ownColumns says what the columns of a file are that Bowstring wrote, or that another
-// program wrote of what Bowstring served.
+// ownColumns describes the columns of a file that Bowstring wrote, or that another
+// program wrote from served data.
 type ownColumns struct {
 	fields    []arrow.Field // as they were in the dataset
-	id, split int           // of the file's columns, or -1
+	id, split int           // columns of the file, or -1
 }
 
-// ownColumnsOf returns nil for other files: Bowstring says of blob columns that they are
-// ones. read are the columns that are read.
+// ownColumnsOf returns nil for a file of other origin. Bowstring marks blob columns in
+// the field metadata of the stored Arrow schema. read are the columns that are read.
 func (f *Files) ownColumnsOf(ctx context.Context, path string, read []arrow.Field) (*ownColumns, error) {
 	stored, err := f.storedFields(ctx, path)
 	if err != nil || !slices.ContainsFunc(stored, schema.IsBlob) {
@@ -417,22 +428,22 @@ func (f *Files) ownColumnsOf(ctx context.Context, path string, read []arrow.Fiel
 	return own, nil
 }
 
-// storedFields returns the fields of a Parquet file as they were in Arrow, with their
-// metadata; nil if the file does not have them.
+// storedFields returns the fields of the stored Arrow schema, with their metadata; nil if
+// the file has no such schema.
 func (f *Files) storedFields(ctx context.Context, path string) (fields []arrow.Field, err error) {
 	in, err := f.openParquet(ctx, path)
 	if err != nil {
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, in.Close()) }()
-	if stored, err := parquet.Origin(in.Metadata("ARROW:schema")); err == nil { // it is only of help
+	if stored, err := parquet.Origin(in.Metadata("ARROW:schema")); err == nil { // the schema is only a hint
 		fields = stored.Fields()
 	}
 	return fields, nil
 }
 
-// restore gives the columns of a record, which it takes over, the types that they had in
-// the dataset.
+// restore returns a record with the types that the columns had in the dataset. It takes
+// over rec.
 func (o *ownColumns) restore(rec arrow.Record) (arrow.Record, error) {
 	if o == nil {
 		return rec, nil
@@ -454,7 +465,7 @@ func (o *ownColumns) restore(rec arrow.Record) (arrow.Record, error) {
 	return array.NewRecord(arrow.NewSchema(o.fields, nil), columns, rec.NumRows()), nil
 }
 
-// identify sets the id and the split of a sample.
+// identify sets the id and the split of a sample from the columns that have them.
 func (o *ownColumns) identify(s *Sample, cell func(column int) Cell) {
 	if o.id >= 0 {
 		id, ok := idOf(cell(o.id))
@@ -477,8 +488,8 @@ func (o *ownColumns) identify(s *Sample, cell func(column int) Cell) {
 	}
 }
 
-// leavesOut says whether a sample is in another split than the one asked for. nil has no
-// splits.
+// leavesOut reports whether a sample is in another split than the one asked for. A nil o
+// has no splits.
 func (o *ownColumns) leavesOut(split, asked string) bool {
 	return o != nil && o.split >= 0 && asked != "" && split != asked
 }
@@ -515,7 +526,8 @@ func (s *parquetSource) addOwn(i int) {
 	s.meta = append(s.meta, metaColumn{ownMeta(f), i})
 }
 
-// ownMeta is the field of a metadata column as it was in the dataset.
+// ownMeta returns the field of a metadata column as it was in the dataset, with its
+// classes and without other metadata.
 func ownMeta(f arrow.Field) arrow.Field {
 	out := arrow.Field{Name: f.Name, Type: f.Type, Nullable: true}
 	if names := schema.Classes(f); names != nil {

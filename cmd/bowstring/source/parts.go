@@ -10,37 +10,38 @@ import (
 )
 
 const (
-	// partsWalked is how many shards in a bucket are walked at once: what is read of each
-	// takes a round trip after the other.
+	// partsWalked is how many shards in a bucket are walked at once. Walking a shard is
+	// one round trip after another, so parallel shards hide the latency.
 	partsWalked = 16
-	// partsRead is how many shards are read at once: they share the memory of read-ahead.
+	// partsRead is how many shards are read at once. They share the memory for
+	// read-ahead.
 	partsRead = 4
-	// partSamples is how many samples of a shard wait for those of shards before it, at
-	// most.
+	// partSamples is how many samples of a shard may wait for those of earlier shards.
 	partSamples = 256
-	// partBytes is how many bytes they have, but that one may have more.
+	// partBytes is the size of the waiting samples of a shard; a single one may be
+	// larger.
 	partBytes = 8 << 20
 )
 
 // parts reads several shards at once and yields their samples in the order of the shards.
 type parts struct {
 	n int
-	// reads reports whether a shard is read.
+	// reads reports whether a shard must be read.
 	reads func(i int) bool
-	// known yields the samples of one that is not. It is false if that is to end.
+	// known yields the samples of a shard that is not read. It returns false if iteration
+	// must end.
 	known func(i int) (more bool)
-	// read yields the samples of a shard; yield is false if that is to end. Its error is
-	// what is wrong with the shard. It is called by several goroutines, for several
-	// shards.
+	// read yields the samples of a shard until yield returns false. Its error is about
+	// the shard. Several goroutines call it, each for another shard.
 	read func(ctx context.Context, i int, yield func(Sample) bool) error
-	// ended says that a shard ends, with what is wrong with it. It is false if that is to
-	// end.
+	// ended is called after the samples of a shard, with the shard's error. It returns
+	// false if iteration must end.
 	ended func(i int, err error) (more bool)
 }
 
-// yieldParts yields the samples of shards in their order: known rows as they are, the
-// others by read, which is as in parts. A shard with something wrong ends with a bad
-// sample in its name.
+// yieldParts yields the samples of shards in order: stored rows for known shards, and the
+// results of read for all others. A shard with an error ends with a bad sample named
+// after the shard: its earlier samples are valid.
 func (f *Files) yieldParts(ctx context.Context, shards []shard, walked bool,
 	read func(ctx context.Context, i int, yield func(Sample) bool) error, yield func(Sample, error) bool) {
 	ended := func(i int, err error) bool {
@@ -67,10 +68,10 @@ func (f *Files) yieldParts(ctx context.Context, shards []shard, walked bool,
 	p.yield(ctx, f.atOnce(walked), yield)
 }
 
-// atOnce is how many shards are read at once, or walked.
+// atOnce returns how many shards are read, or walked, at once.
 func (f *Files) atOnce(walked bool) int {
 	switch _, zip := f.system.(*zipped); {
-	case zip: // all of them are one file
+	case zip: // all shards are one file
 		return 1
 	case f.bucket() == nil:
 		return min(partsRead, runtime.GOMAXPROCS(0))
@@ -80,11 +81,12 @@ func (f *Files) atOnce(walked bool) int {
 	return partsRead
 }
 
-// waiting is samples of a shard that wait.
+// waiting is the queue of a shard's samples. Its goroutine writes it, and that of yield
+// reads it.
 type waiting struct {
 	samples chan waitingSample
 	room    *semaphore.Weighted
-	err     error // once samples is closed
+	err     error // set before samples is closed
 }
 
 type waitingSample struct {
@@ -93,8 +95,8 @@ type waitingSample struct {
 	weight int64
 }
 
-// put has a sample wait. It is false if nothing is waited for any more; the sample is
-// then released.
+// put queues a sample. If the iteration has ended, it releases the sample and returns
+// false.
 func (w *waiting) put(ctx context.Context, s Sample) bool {
 	weight := min(max(s.Size, 1), partBytes)
 	if w.room.Acquire(ctx, weight) == nil {
@@ -110,7 +112,8 @@ func (w *waiting) put(ctx context.Context, s Sample) bool {
 	return false
 }
 
-// yield yields the samples of the shards.
+// yield yields the samples of the shards. When it returns, all goroutines have ended and
+// all queued samples are released.
 func (p *parts) yield(ctx context.Context, atOnce int, yield func(Sample, error) bool) {
 	if atOnce == 1 {
 		p.yieldAlone(ctx, yield)
@@ -120,6 +123,8 @@ func (p *parts) yield(ctx context.Context, atOnce int, yield func(Sample, error)
 	var running sync.WaitGroup
 	begun := make([]*waiting, p.n)
 	defer func() {
+		// The order matters: cancel unblocks the writers, and their channels are drained
+		// after they have ended.
 		cancel()
 		running.Wait()
 		for _, w := range begun {
@@ -164,7 +169,8 @@ func (p *parts) yield(ctx context.Context, atOnce int, yield func(Sample, error)
 	}
 }
 
-// yieldAlone yields the samples of the shards, which are read one behind the other.
+// yieldAlone yields the samples of the shards in the calling goroutine, one shard after
+// another.
 func (p *parts) yieldAlone(ctx context.Context, yield func(Sample, error) bool) {
 	for i := range p.n {
 		if !p.reads(i) {

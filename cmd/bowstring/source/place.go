@@ -16,107 +16,110 @@ import (
 )
 
 // Extent is the place of a blob: bytes [Offset, Offset+Length) of a file, or of a decoded
-// unit of it. The zero value stands for none: the blob is null, or is not in one piece
-// anywhere.
+// unit in it. The zero value means that there is none: the blob is null, or is nowhere in
+// one piece.
 type Extent struct {
-	File           string // its name in Files
+	File           string // name in Files
 	Offset, Length int64
-	Unit           *schema.Unit // nil if the bytes are stored as they are
-	Why            string       // of one that stands for none: why, where the blob is not null
+	Unit           *schema.Unit // nil if the bytes are stored uncompressed
+	Why            string       // why a blob that is not null has no place
 }
 
-// IsZero reports whether e stands for none.
+// IsZero reports whether e is no place.
 func (e Extent) IsZero() bool { return e.File == "" }
 
-// Files is the place of a data set: a folder of this machine, or one of a bucket. A file
-// has a name, relative to that folder with slashes; in a bucket it is the object's key.
-// Formats have paths instead, which are those of the system for a folder of this machine.
+// Files is the place of a data set: a local folder, or a folder of a bucket. The name of
+// a file is relative to that folder, with slashes; in a bucket it is the object's key.
+// Formats use paths instead, which are those of the operating system for a local folder.
+//
 // Methods are safe for concurrent use, except those that list.
 type Files struct {
 	system
 	root string // path of the folder, absolute and without links
 	lazy bool   // Options.Walk
-	kept Kept   // rows that need not be read; nil: all files are
-	tars apart  // how far members of tars are apart, once that was looked at
+	kept Kept   // rows that need not be read; nil if all files are read
+	tars apart  // distance between members of tars, once it was sampled
 
 	indexes   UseIndex
 	differing differing
 }
 
-// system is what formats need of a system of files. Paths have slashes, and are absolute
-// but where absolute takes others. Errors wrap those of io/fs.
+// system is a file system as formats need it. Paths have slashes and are absolute, except
+// the argument of absolute. Errors wrap those of io/fs.
 type system interface {
-	// absolute makes an absolute path of one that a caller named.
+	// absolute returns an absolute path for one that a caller named.
 	absolute(path string) string
-	// shown is a path for people.
+	// shown returns a path for messages.
 	shown(path string) string
-	// stat describes what is at a path, or what a link there leads to.
+	// stat describes a path; it follows links.
 	stat(path string) (fs.FileInfo, error)
-	// lstat is stat of a link itself.
+	// lstat describes a path; it does not follow a link.
 	lstat(path string) (fs.FileInfo, error)
 	// resolve returns a path without links.
 	resolve(path string) (string, error)
-	// walk visits what is below a folder, as filepath.WalkDir does.
+	// walk visits everything below a folder, as filepath.WalkDir does.
 	walk(root string, visit fs.WalkDirFunc) error
-	// readDir lists a folder by name; if most is above 0, at most that many entries that
-	// can be read, in any order.
+	// readDir lists a folder by name. If most is above 0, it lists at most that many
+	// readable entries, in any order.
 	readDir(path string, most int) ([]fs.DirEntry, error)
-	// glob lists the paths of a pattern, as filepath.Glob does.
+	// glob returns the paths that match a pattern, as filepath.Glob does.
 	glob(pattern string) ([]string, error)
-	// open opens a regular file. Reading it ends with ctx.
+	// open opens a regular file. Cancelling ctx ends its reads.
 	open(ctx context.Context, path string) (*File, error)
-	// openParts opens a file to read parts of it at any place; from a bucket it reads at
-	// least that many bytes at once.
+	// openParts opens a file for reads at any offset. In a bucket each request reads at
+	// least least bytes.
 	openParts(ctx context.Context, path string, least int64) (*File, error)
-	// inOrder opens files that are read one behind the other, each from its beginning to
-	// its end.
+	// inOrder opens files that are read in the order of paths, each from start to end. A
+	// bucket reads ahead across them.
 	inOrder(ctx context.Context, paths []string) sequence
-	// know has to be called before anything is asked of a folder, or of paths that were
-	// named elsewhere. A bucket is listed then.
+	// know must be called before a folder, or paths that were named elsewhere, are
+	// accessed. A bucket is listed then.
 	know(ctx context.Context, paths []string) error
-	// glance lists files of the data set's folder, to recognise its format by them, with
-	// their names in the folder; those below more folders than depth are left out. nil:
-	// they are found by readDir.
+	// glance returns names of files in the data set's folder, to recognise the format.
+	// Files more than depth folders deep are left out. nil means that readDir finds them.
 	glance(ctx context.Context, depth int) ([]string, error)
-	// named is the path of what a text names as a URL, whether it is one.
+	// named returns the path for a URL in a text; ok is false if the text is none.
 	named(text string) (path string, ok bool)
-	// broken is why files cannot be reached any more, or nil: what was not read says
-	// nothing about the data.
+	// broken returns why files cannot be reached any more, or nil. An error after that
+	// says nothing about the data.
 	broken() error
-	// notes are what a person should know.
+	// notes returns notes for the user.
 	notes() []string
-	// bucket is that of the files, nil for a folder of this machine.
+	// bucket returns the bucket of the files; nil for a local folder.
 	bucket() object.Bucket
 }
 
-// sequence are files that are read in order.
+// sequence opens files that are read in a fixed order.
 type sequence interface {
 	open(path string) (*File, error)
-	// close ends what was begun. It is called last.
+	// close ends all reading. It is called last.
 	close()
 }
 
-// aloneLeast is how much of a file that is read alone is read at once.
+// aloneLeast is how much one request reads of a file that is read alone.
 const aloneLeast = 1 << 20
 
-// alone is a sequence of files. Little of each is read, and nothing ahead of its use.
+// alone is a sequence without read-ahead. It is for callers that read only the beginning
+// of each file.
 type alone struct {
 	files *Files
 	ctx   context.Context //nolint:containedctx // of what reads them
 }
 
+// open implements sequence.
 func (a alone) open(path string) (*File, error) { return a.files.openParts(a.ctx, path, aloneLeast) }
 
 func (alone) close() {}
 
-// File is an open file. Read and Seek are for one goroutine; ReadAt may be called by
-// several.
+// File is an open file. One goroutine may call Read and Seek. Several may call ReadAt,
+// except for a file of openParts in a bucket.
 type File struct {
 	handle
 	size    int64
 	version schema.ObjectVersion
 }
 
+// handle is the implementation of an open file.
 type handle interface {
 	io.Reader
 	io.ReaderAt
@@ -124,23 +127,22 @@ type handle interface {
 	io.Closer
 }
 
-// Size is the size of the file when it was opened.
+// Size returns the size of the file when it was opened, in bytes.
 func (f *File) Size() int64 { return f.size }
 
-// Version is the version that is read, of an object in a bucket.
+// Version returns the version of an object that is read; the zero value for a local file.
 func (f *File) Version() schema.ObjectVersion { return f.version }
 
-// Bucket is that of the files, nil for a folder of this machine.
+// Bucket returns the bucket of the files; nil for a local folder.
 func (f *Files) Bucket() object.Bucket { return f.bucket() }
 
-// Open opens a file by its name. Reading it ends with ctx.
+// Open opens a file by its name. Cancelling ctx ends its reads.
 func (f *Files) Open(ctx context.Context, name string) (*File, error) {
 	return f.open(ctx, filepath.Join(f.root, filepath.FromSlash(name)))
 }
 
-// ended is why reading ends for good after a file whose reading came to err: ctx has
-// ended, or the way to the bucket is broken. nil if it goes on, whatever is wrong with
-// the file.
+// ended returns why reading ends for good after a file returned err: ctx has ended, or
+// the bucket is unreachable. It returns nil if reading continues with the next file.
 func (f *Files) ended(ctx context.Context, err error) error {
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
@@ -151,7 +153,7 @@ func (f *Files) ended(ctx context.Context, err error) error {
 	return nil
 }
 
-// name is that of a file at a path, "" for one outside of the folder.
+// name returns the name of the file at a path; "" for a path outside the folder.
 func (f *Files) name(path string) string {
 	path = f.absolute(path)
 	if !below(f.root, path) {
@@ -167,19 +169,19 @@ func (f *Files) name(path string) string {
 	return filepath.ToSlash(rel)
 }
 
-// isDir says whether path is, or is a link to, a directory.
+// isDir reports whether path is a directory, or a link to one.
 func (f *Files) isDir(path string) bool {
 	info, err := f.stat(path)
 	return err == nil && info.IsDir()
 }
 
-// missing says whether there is nothing of that name.
+// missing reports whether nothing has that path.
 func (f *Files) missing(path string) bool {
 	_, err := f.lstat(path)
 	return errors.Is(err, fs.ErrNotExist)
 }
 
-// regular refuses what is no regular file.
+// regular returns an error for anything but a regular file.
 func regular(path string, info fs.FileInfo) error {
 	switch {
 	case info.IsDir():
@@ -190,7 +192,7 @@ func regular(path string, info fs.FileInfo) error {
 	return nil
 }
 
-// openFiles finds the place of a data set, and its path there.
+// openFiles returns the place of a data set, and its path there.
 func openFiles(ctx context.Context, path string, opts Options) (*Files, string, error) {
 	if object.IsURL(path) {
 		return openCloud(ctx, path, opts)
@@ -198,8 +200,8 @@ func openFiles(ctx context.Context, path string, opts Options) (*Files, string, 
 	return localFiles(path), path, nil
 }
 
-// localFiles are those around a path of this machine: below it, or, where it is no
-// folder, beside it.
+// localFiles returns the files of a local folder; for the path of a file, those of its
+// folder.
 func localFiles(path string) *Files {
 	root := absolutePath(path)
 	if info, err := os.Stat(root); err != nil || !info.IsDir() {
@@ -211,7 +213,7 @@ func localFiles(path string) *Files {
 	return &Files{system: disk{}, root: root}
 }
 
-// disk is the system of files of this machine.
+// disk is the local file system. It has no state.
 type disk struct{}
 
 func (disk) absolute(path string) string { return absolutePath(path) }
@@ -226,6 +228,8 @@ func (disk) resolve(path string) (string, error) { return filepath.EvalSymlinks(
 
 func (disk) walk(root string, visit fs.WalkDirFunc) error { return filepath.WalkDir(root, visit) }
 
+// readDir with a limit does not sort: reading a folder of a million files for a few names
+// would take long.
 func (disk) readDir(path string, most int) ([]fs.DirEntry, error) {
 	if most <= 0 {
 		return os.ReadDir(path)
@@ -258,7 +262,7 @@ func (disk) notes() []string { return nil }
 
 func (d disk) inOrder(ctx context.Context, _ []string) sequence { return diskSequence{d, ctx} }
 
-// diskSequence are files of this machine, which the system reads ahead.
+// diskSequence opens local files, for which the operating system reads ahead.
 type diskSequence struct {
 	disk
 	ctx context.Context //nolint:containedctx // of what reads them
@@ -268,8 +272,9 @@ func (s diskSequence) open(path string) (*File, error) { return s.disk.open(s.ct
 
 func (diskSequence) close() {}
 
-// open opens a regular file. Anything else is refused unopened: opening a pipe waits for
-// a writer, and opening a device may do what it does. Links are followed.
+// open opens a regular file. Anything else is rejected before it is opened: opening a
+// pipe blocks until there is a writer, and opening a device may have effects. Links are
+// followed.
 func (disk) open(_ context.Context, path string) (*File, error) {
 	info, err := os.Stat(path)
 	if err != nil {
@@ -278,7 +283,8 @@ func (disk) open(_ context.Context, path string) (*File, error) {
 	if err := regular(path, info); err != nil {
 		return nil, err
 	}
-	// It may have been replaced meanwhile: a pipe is opened without waiting, to find out.
+	// The file may have been replaced since the stat. O_NONBLOCK opens a pipe without
+	// blocking, and the second stat finds it.
 	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
 	if err != nil {
 		return nil, err
@@ -292,7 +298,7 @@ func (disk) open(_ context.Context, path string) (*File, error) {
 	return &File{handle: f, size: info.Size()}, nil
 }
 
-// absolutePath names a path of this machine for people, wherever they are.
+// absolutePath returns a path that is valid in any working directory.
 func absolutePath(path string) string {
 	if abs, err := filepath.Abs(path); err == nil {
 		return abs
@@ -300,10 +306,10 @@ func absolutePath(path string) string {
 	return path
 }
 
-// globQuoted is a path as a pattern of itself.
+// globQuoted returns a pattern that matches exactly the path p.
 func globQuoted(p string) string {
 	return strings.NewReplacer(`\`, `\\`, `*`, `\*`, `?`, `\?`, `[`, `\[`).Replace(p)
 }
 
-// notFound is the error of a data set that is not there.
+// notFound returns the error of a data set that does not exist.
 func notFound(err error) error { return fmt.Errorf("%w: %w", schema.ErrNotFound, err) }

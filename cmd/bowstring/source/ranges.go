@@ -15,23 +15,26 @@ import (
 const (
 	// rangesAtOnce is how many ranges of keys are listed at once.
 	rangesAtOnce = 16
-	// rangePages is how many pages of a list come before it is divided: a short one is
-	// not.
+	// rangePages is how many pages a list must have before it is divided. A short list is
+	// not worth a probe.
 	rangePages = 8
-	// splitPages is how many pages of a range come before it is divided.
+	// splitPages is how many pages a range must have before it is divided.
 	splitPages = 4
-	// Probes that find nothing are at most one for probeShare pages, and moreProbes.
+	// Probes that find nothing are limited to moreProbes, plus one for probeShare pages:
+	// each costs a request.
 	probeShare, moreProbes = 4, 16
 )
 
-// errNoAfter is that a server does not begin a list behind a key.
+// errNoAfter means that the server ignores the key after which a list should begin.
 var errNoAfter = errors.New("the server lists from the beginning on")
 
-// lister lists what begins with a prefix. A list is asked for page by page, and each page
-// takes a round trip: so the keys are divided into ranges, which are listed at once.
-// Where they can be divided is not known before; a probe begins in the middle of what is
-// left of a range, and what it finds is the list of its second half, from its first page
-// on.
+// lister lists the objects that begin with a prefix, in parallel. A list is requested
+// page by page, each of which takes a round trip. A sequential list of 100 million keys
+// has 100,000 pages.
+//
+// Keys are divided into ranges, which are listed at once. Nothing shows in advance where
+// keys are. A probe therefore begins in the middle of what is left of a range. If it
+// finds keys, it is the list of the second half already, from its first page on.
 type lister struct {
 	from   object.Bucket
 	prefix string
@@ -43,25 +46,26 @@ type lister struct {
 	active int         // goroutines
 	pages  int
 	empty  int  // probes that found nothing
-	one    bool // the server cannot list several ranges
+	one    bool // the server cannot begin a list after a key
 }
 
-// keyRange is keys that one goroutine lists.
+// keyRange is a range of keys that one goroutine lists.
 type keyRange struct {
-	// Fields below are under the mutex of the lister.
-	at      string // keys up to it were listed
-	until   string // keys up to it are to be; "" for all
-	pages   int    // since it was divided
+	// Fields below are guarded by the mutex of the lister.
+	at      string // keys up to it have been listed
+	until   string // keys up to it belong to the range; "" means all
+	pages   int    // since the range was divided
 	probing bool
-	whole   bool // it cannot be divided
+	whole   bool // the range cannot be divided
 	done    bool
 
-	// Those below are the goroutine's until it has ended.
+	// The goroutine of the range owns these fields until it has ended.
 	keys keyList
 	odd  oddKeys
 }
 
-// listRanges lists what begins with a prefix.
+// listRanges lists the objects that begin with a prefix, in ascending order. The first
+// error ends all goroutines.
 func listRanges(ctx context.Context, from object.Bucket, prefix string) (all keyList, odd oddKeys, err error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -72,6 +76,7 @@ func listRanges(ctx context.Context, from object.Bucket, prefix string) (all key
 	if err := context.Cause(ctx); err != nil {
 		return keyList{}, oddKeys{}, err
 	}
+	// The ranges are in ascending order and do not overlap.
 	for _, r := range l.ranges {
 		all.join(&r.keys)
 		if r.odd.n > 0 {
@@ -81,7 +86,7 @@ func listRanges(ctx context.Context, from object.Bucket, prefix string) (all key
 	return all, odd, nil
 }
 
-// list lists a range to its end.
+// list lists a range to its end. It retries as listWhole does.
 func (l *lister) list(ctx context.Context, r *keyRange) {
 	err := listWhole(ctx, &r.keys, func() error {
 		return l.listOn(ctx, r, l.pagesFrom(ctx, l.at(r), func() error { return l.paged(ctx, r) }))
@@ -93,16 +98,17 @@ func (l *lister) list(ctx context.Context, r *keyRange) {
 	l.end(ctx, r)
 }
 
+// at returns the key up to which a range has been listed.
 func (l *lister) at(r *keyRange) string {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return r.at
 }
 
-// listing is objects as object.Bucket lists them.
+// listing yields objects as object.Bucket lists them.
 type listing func(yield func(object.Info, error) bool)
 
-// pagesFrom lists the keys after a key. paged is called before each page but the first.
+// pagesFrom lists the keys after a key. It calls paged before each page but the first.
 func (l *lister) pagesFrom(ctx context.Context, after string, paged func() error) listing {
 	begun := false
 	return listing(l.from.List(ctx, object.ListOptions{Prefix: l.prefix, After: after, Page: func(context.Context) error {
@@ -114,7 +120,7 @@ func (l *lister) pagesFrom(ctx context.Context, after string, paged func() error
 	}}))
 }
 
-// paged counts a page that was listed, and divides what may be divided.
+// paged counts a page, and starts probes if there is a reason.
 func (l *lister) paged(ctx context.Context, r *keyRange) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -124,7 +130,7 @@ func (l *lister) paged(ctx context.Context, r *keyRange) error {
 	return nil
 }
 
-// splitLocked begins probes, first of the ranges with the most pages.
+// splitLocked starts probes, first for the ranges with the most pages. l.mu is held.
 func (l *lister) splitLocked(ctx context.Context) {
 	for !l.one && l.active < rangesAtOnce && l.pages >= rangePages && l.empty <= moreProbes+l.pages/probeShare {
 		var most *keyRange
@@ -147,12 +153,13 @@ func (l *lister) splitLocked(ctx context.Context) {
 	}
 }
 
-// probe lists the keys after one in the middle of a range, if there are any.
+// probe lists the keys after mid, a key within the range of, if there are any. Its first
+// key shows whether the range is divided.
 func (l *lister) probe(ctx context.Context, of *keyRange, mid string) {
 	r := &keyRange{at: mid}
 	taken := false
 	paged := func() error {
-		if !taken { // a page has come with nothing behind the key
+		if !taken { // a page without any key after mid
 			return errNoAfter
 		}
 		return l.paged(ctx, r)
@@ -188,7 +195,7 @@ func (l *lister) probe(ctx context.Context, of *keyRange, mid string) {
 	}
 }
 
-// stopProbing says that a probe could not be made. forGood says that none can be.
+// stopProbing records that a probe failed. forGood says that all would.
 func (l *lister) stopProbing(of *keyRange, forGood bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -198,16 +205,17 @@ func (l *lister) stopProbing(of *keyRange, forGood bool) {
 	}
 }
 
-// takeOver divides a range: the part after mid is r's, which begins with the key first;
-// "" where nothing was found. It reports whether r has anything.
+// takeOver divides a range: the part after mid becomes r. first is the first key found;
+// "" if there is none. It returns false if r would be empty.
 func (l *lister) takeOver(of, r *keyRange, mid, first string) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	of.probing = false
 	if of.done || of.at >= mid {
-		l.empty++ // the range was listed that far meanwhile
+		l.empty++ // the range was listed up to mid meanwhile
 		return false
 	}
+	// Nothing follows mid in the range, so the range ends there.
 	if first == "" || of.until != "" && first > of.until {
 		l.empty++
 		of.until = mid
@@ -219,7 +227,8 @@ func (l *lister) takeOver(of, r *keyRange, mid, first string) bool {
 	return true
 }
 
-// end says that a goroutine ends; r is the range that it has listed, nil for none.
+// end ends a goroutine. r is the range that it has listed; nil for none. Another probe
+// may take its place.
 func (l *lister) end(ctx context.Context, r *keyRange) {
 	if r != nil {
 		r.keys.seal()
@@ -233,7 +242,7 @@ func (l *lister) end(ctx context.Context, r *keyRange) {
 	l.splitLocked(ctx)
 }
 
-// listOn keeps what is listed of a range, to its end.
+// listOn adds the objects of a list to a range, up to the end of the range.
 func (l *lister) listOn(ctx context.Context, r *keyRange, list listing) error {
 	for o, err := range list {
 		if err != nil {
@@ -252,7 +261,8 @@ func (l *lister) listOn(ctx context.Context, r *keyRange, list listing) error {
 	return ctx.Err()
 }
 
-// reach reports whether a key is of the range, which is then listed up to it.
+// reach advances a range to a key. It returns false if the key is beyond the range, which
+// another goroutine may have shortened.
 func (l *lister) reach(r *keyRange, key string) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -264,13 +274,13 @@ func (l *lister) reach(r *keyRange, key string) bool {
 }
 
 const (
-	lowRune  = 0x20 // before it are control characters, which not every server takes
-	highRune = 0x7f // behind the letters of most keys
+	lowRune  = 0x20 // some servers reject control characters, which are below it
+	highRune = 0x7f // above the letters of most keys
 )
 
-// between is a text about in the middle of two that begin with a prefix: behind after,
-// and before until; "" stands for the end of all that begins with the prefix. It is valid
-// UTF-8. It is false where there is none.
+// between returns a text about halfway between two keys that begin with a prefix: after
+// after and before until. until "" means the end of the prefix. The text is valid UTF-8,
+// because keys must be. ok is false if there is none.
 func between(prefix, after, until string) (mid string, ok bool) {
 	if !utf8.ValidString(after) || !utf8.ValidString(until) {
 		return "", false
@@ -288,6 +298,8 @@ func between(prefix, after, until string) (mid string, ok bool) {
 		bound, _ = utf8.DecodeRuneInString(until[at:])
 	}
 	for {
+		// The rune halfway between the first runes that differ. If they are neighbours,
+		// the next rune of after decides.
 		low, size := rune(0), 0
 		if at < len(after) {
 			low, size = utf8.DecodeRuneInString(after[at:])
@@ -299,7 +311,7 @@ func between(prefix, after, until string) (mid string, ok bool) {
 			}
 		}
 		m := max(low+(bound-low)/2, lowRune)
-		if m >= 0xd800 && m <= 0xdfff { // no characters
+		if m >= 0xd800 && m <= 0xdfff { // surrogates are no characters
 			m = 0xd7ff
 		}
 		if m > low && m < bound {

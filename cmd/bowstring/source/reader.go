@@ -22,79 +22,88 @@ import (
 )
 
 const (
-	// A batch is handed out once it has this many bytes or rows.
+	// A batch is complete with this many bytes or rows. Its samples hold memory of the
+	// budget, so that it must stay well below that.
 	batchBytes = 8 << 20
 	batchRows  = 8192
-	// budget bounds the bytes of the samples read and not yet done with, but
-	// that a single sample may be as large as it is.
+	// budget bounds the bytes of samples that were read and not yet released. A single
+	// larger sample is allowed.
 	budget = 96 << 20
-	// ahead bounds their number.
+	// queuedSlots bounds the number of such samples.
 	queuedSlots = 4096
 )
 
-// ReadOptions say how samples are read.
+// ReadOptions configure a Reader.
 type ReadOptions struct {
-	Dataset string // that ids are made for
-	Split   string // of samples whose source has none
+	Dataset string // dataset for which ids are made
+	Split   string // split of samples whose source has none
 	Verify  Verify // VerifyHeader if empty
-	Workers int    // samples loaded and checked at a time; 2 × GOMAXPROCS if 0
-	Limit   int64  // read at most that many samples; all if 0
-	// LeaveOut are columns that are not added to those of the source, as in Options.
+	Workers int    // samples loaded and checked at once; 2 × GOMAXPROCS if 0
+	Limit   int64  // samples to read at most; all if 0
+	// LeaveOut are patterns of columns that are not added to those of the source, as in
+	// Options.
 	LeaveOut []string
 	// Count is a column of lists whose lengths become the column n_tokens; "" for none.
 	Count string
-	// InPlace says that blobs stay at their source: a sample with a blob that is not in
-	// one piece there is bad.
+	// InPlace says that blobs stay at their source. A sample with a blob that is nowhere
+	// in one piece is then bad.
 	InPlace bool
 	Mem     memory.Allocator
 }
 
-// Known is what is known of a sample whose bytes need not be read.
+// Known is a sample of the previous snapshot, whose bytes need not be read.
 type Known struct {
-	Refs []*schema.BlobRef // by blob column, nil for null
-	// Column is the value of a column that a Reader adds, as Sample.Meta has it.
+	Refs []*schema.BlobRef // by blob column, nil for a null
+	// Column returns the value of a column that a Reader adds, in a form that Sample.Meta
+	// allows.
 	Column func(name string) any
 }
 
-// Reader reads the samples of a Source in order, with several workers, and adds the
-// columns width, height, format and orientation of the image column (of several the one
-// called image, or else the first), and duration, sampling_rate and channels of the audio
-// column, where the source has no columns of these names, and is no export, which has the
-// columns of its dataset. It holds at most 96 MiB of samples, or one larger sample.
+// Reader reads the samples of a Source in order, with several workers.
+//
+// It adds columns unless the source has them, or is an export, which has all columns of
+// its dataset:
+//
+//   - width, height, format and orientation of the image column; of several, the one named image or the first
+//   - duration, sampling_rate and channels of the audio column
+//
+// It holds at most 96 MiB of samples, or one larger sample.
 type Reader struct {
 	src    Source
 	opts   ReadOptions
 	schema *arrow.Schema
-	meta   []arrow.Field // of src, then the added
+	meta   []arrow.Field // columns of src, then the added ones
 	blobs  []arrow.Field
-	// The columns of the batches, and where those above have them, -1 for one that they
-	// lack.
+	// The columns of the batches, and the index in meta and blobs of each; -1 for a
+	// column that the source lacks.
 	outMeta, outBlobs []arrow.Field
 	metaAt, blobAt    []int
-	image             int // ordinal of the blob column that width and height are of, or -1
-	sound             int // ordinal of the blob column that duration is of, or -1
+	image             int // blob column of width and height, or -1
+	sound             int // blob column of duration, or -1
 	added             []func(*slot) any
 	know              func(schema.ID, []Extent) *Known // may be nil
 }
 
-// Batch is a run of samples of one split, in the source's order.
+// Batch is consecutive samples of one split, in the order of the source. It is valid
+// until the next one is requested.
 type Batch struct {
 	Split string
 	Keys  []string
 	IDs   []schema.ID
 	Meta  arrow.Record // the metadata columns of the Reader's schema
-	Blobs [][][]byte   // [blob column][row], nil being null, or not read
-	At    [][]Extent   // where the blobs lie, as Blobs; zero where that is not known
-	Known []*Known     // by row: what is in the place of its blobs; nil if it is of no row
-	Bytes int64        // of the blobs
-	Bad   []BadItem    // met on the way; they are not among the rows
+	Blobs [][][]byte   // [blob column][row]; nil for a null, or if not read
+	At    [][]Extent   // places of the blobs, indexed as Blobs; zero if not known
+	Known []*Known     // by row, instead of blobs; nil if no row is known
+	Bytes int64        // total size of the blobs
+	Bad   []BadItem    // bad samples found on the way, which are not rows
 }
 
-// NewReader reads src, which stays the caller's to close.
+// NewReader returns a Reader of src. The caller closes src. An error means that the
+// columns of src make no valid schema.
 func NewReader(src Source, opts ReadOptions) (*Reader, error) {
 	if opts.Workers <= 0 {
 		opts.Workers = 2 * runtime.GOMAXPROCS(0)
-		if src.Files().Bucket() != nil { // most of them wait for it
+		if src.Files().Bucket() != nil { // most workers wait for the bucket
 			opts.Workers = max(opts.Workers, atTheSameTime)
 		}
 	}
@@ -115,6 +124,8 @@ func NewReader(src Source, opts ReadOptions) (*Reader, error) {
 			r.sound = i
 		}
 	}
+	// own are the columns of the source before any is added: an added column never hides
+	// one of them.
 	own := slices.Clone(r.meta)
 	if r.image >= 0 && !src.Exact() && !src.Walked() {
 		r.addImageColumns(own)
@@ -134,8 +145,9 @@ func NewReader(src Source, opts ReadOptions) (*Reader, error) {
 	return r, err
 }
 
-// Take has the batches have the columns of a schema, and reports whether the source's are
-// among them; those that it lacks are null.
+// Take gives the batches the columns of a schema, and reports whether all columns of the
+// source are among them. Columns that the source lacks are null. It is called before
+// Batches.
 func (r *Reader) Take(s *arrow.Schema) bool {
 	meta, metaAt, ok := fieldsIn(schema.MetaFields(s), r.meta)
 	blobs, blobAt, also := fieldsIn(schema.BlobFields(s), r.blobs)
@@ -145,8 +157,8 @@ func (r *Reader) Take(s *arrow.Schema) bool {
 	return ok
 }
 
-// fieldsIn says where each field of all is in some, -1 for none; false if some has one
-// that all has not, or a field that some lacks may not be null.
+// fieldsIn returns the index in some of each field of all, -1 for none. ok is false if
+// some has a field that all lacks, or if some lacks a field that must not be null.
 func fieldsIn(all, some []arrow.Field) (_ []arrow.Field, at []int, ok bool) {
 	found := 0
 	for _, f := range all {
@@ -165,38 +177,41 @@ func fieldsIn(all, some []arrow.Field) (_ []arrow.Field, at []int, ok bool) {
 	return all, at, found == len(some)
 }
 
-// Know has the reader ask, before it loads a sample, whether that is needed: find returns
-// nil if it is. It is called by several goroutines.
+// Know makes the reader call find before it loads a sample. A result other than nil
+// replaces loading. Several goroutines call find.
 func (r *Reader) Know(find func(id schema.ID, at []Extent) *Known) { r.know = find }
 
-// Schema is the logical schema of the batches.
+// Schema returns the logical schema of the batches.
 func (r *Reader) Schema() *arrow.Schema { return r.schema }
 
-// slot is a sample on its way through a worker.
+// slot is a sample on its way through a worker. The worker owns it until done is closed,
+// then the goroutine of Batches.
 type slot struct {
 	Sample
-	weight int64 // of the budget
+	weight int64 // bytes of the budget that it holds
 	known  *Known
 	info   imageInfo
-	sound  codec.Info    // of which no bytes are kept
-	failed error         // that ends the reading
+	sound  codec.Info    // without the decoded data
+	failed error         // error that ends all reading
 	done   chan struct{} // closed when the worker has finished
 }
 
+// release returns the sample's memory.
 func (s *slot) release() {
 	if s.Release != nil {
 		s.Release()
 	}
 }
 
-// Batches reads all samples. A batch is valid until the next one is asked for;
-// it may have no rows, only bad items. An error ends it.
+// Batches reads all samples. A batch is valid until the next one is requested. It may
+// have bad items and no rows. An error is the last element. When the iteration ends, all
+// goroutines have ended and all memory is released.
 func (r *Reader) Batches(ctx context.Context) iter.Seq2[*Batch, error] {
 	return func(yield func(*Batch, error) bool) {
 		ctx, cancel := context.WithCancel(ctx)
 		mem := semaphore.NewWeighted(budget)
-		// A slot is in order before it is in work, so the goroutine that takes it from
-		// order may wait for it, unless ctx ends.
+		// A slot enters order before work. The goroutine that takes it from order may
+		// therefore wait for it, unless ctx ends.
 		order, work := make(chan *slot, queuedSlots), make(chan *slot, queuedSlots)
 		var failed error // of the source; set before order is closed
 		var running sync.WaitGroup
@@ -216,7 +231,7 @@ func (r *Reader) Batches(ctx context.Context) iter.Seq2[*Batch, error] {
 			})
 		}
 		b := newBatcher(r)
-		var waited *slot // for, when ctx ended; a worker may have it
+		var waited *slot // slot that was awaited when ctx ended; a worker may still have had it
 		defer func() {
 			cancel()
 			running.Wait()
@@ -244,6 +259,7 @@ func (r *Reader) Batches(ctx context.Context) iter.Seq2[*Batch, error] {
 				yield(nil, err)
 				return
 			}
+			// A batch has one split, so a sample of another one ends it.
 			if b.rows() > 0 && s.Bad == "" && b.split != r.splitOf(s) && !b.flush(mem, yield) {
 				s.release()
 				return
@@ -252,7 +268,7 @@ func (r *Reader) Batches(ctx context.Context) iter.Seq2[*Batch, error] {
 				yield(nil, err)
 				return
 			}
-			// Before the next is waited for, which may need the memory.
+			// Flush before waiting for the next sample, which may need this memory.
 			if b.full() && !b.flush(mem, yield) {
 				return
 			}
@@ -271,21 +287,24 @@ func (r *Reader) Batches(ctx context.Context) iter.Seq2[*Batch, error] {
 	}
 }
 
-// list hands the samples of the source to the workers.
+// list reads the samples of the source and queues them for the workers, in order. It
+// waits while the budget is used up.
 func (r *Reader) list(ctx context.Context, mem *semaphore.Weighted, order, work chan<- *slot) error {
 	left := r.opts.Limit
 	for sample, err := range r.src.Samples(ctx) {
 		if err != nil {
 			return err
 		}
+		// Samples after the bucket has become unreachable would all be bad for the same
+		// reason.
 		if err := r.src.Files().broken(); err != nil {
 			if sample.Release != nil {
 				sample.Release()
 			}
 			return err
 		}
-		// A batch that waits for its next row holds less than batchBytes, so
-		// that what is asked for here becomes free at last.
+		// A batch that waits for its next row holds less than batchBytes. The memory that
+		// is awaited here therefore becomes free.
 		s := &slot{Sample: sample, weight: r.weight(sample), done: make(chan struct{})}
 		if mem.Acquire(ctx, s.weight) != nil {
 			s.release()
@@ -309,7 +328,8 @@ func (r *Reader) list(ctx context.Context, mem *semaphore.Weighted, order, work 
 	return nil
 }
 
-// weight is how much of the budget a sample takes.
+// weight returns how much of the budget a sample takes. It is capped, so that a large
+// sample can be acquired at all.
 func (r *Reader) weight(s Sample) int64 {
 	if s.Blobs == nil && s.Load == nil { // they were not read
 		return min(max(listBytes(s.Meta), 1), budget-batchBytes)
@@ -317,7 +337,8 @@ func (r *Reader) weight(s Sample) int64 {
 	return min(max(s.Size, 1), budget-batchBytes)
 }
 
-// process loads a sample and checks it. It sets Bad if there is anything wrong.
+// process loads a sample and checks it, in a worker. A defect sets Bad; an error of the
+// connection sets failed.
 func (r *Reader) process(s *slot) {
 	if s.Bad != "" {
 		return
@@ -345,7 +366,7 @@ func (r *Reader) process(s *slot) {
 		if s.Blobs != nil {
 			data = s.Blobs[c]
 		} else if s.At != nil && !s.At[c].IsZero() {
-			continue // it is there, and was not read
+			continue // in place and not read
 		}
 		if data == nil {
 			if !f.Nullable {
@@ -358,6 +379,8 @@ func (r *Reader) process(s *slot) {
 			s.Bad = r.about(f, errNotInPlace)
 			return
 		}
+		// Audio of an unknown format is accepted as it is. A recognised format with
+		// damage is not.
 		if schema.Media(f) == schema.MediaAudio {
 			info, err := codec.Read(data)
 			if err != nil && r.opts.Verify != VerifyNone && codec.Recognised(data) && errors.Is(err, program.ErrDamaged) {
@@ -392,7 +415,7 @@ func (r *Reader) process(s *slot) {
 var errNotInPlace = errors.New("its bytes are nowhere in the data as they are, or in a piece that is decoded at once " +
 	"(compressed or encoded otherwise): import it instead")
 
-// about says what is wrong with a blob, and which it is where there are several.
+// about returns what is wrong with a blob, with its column if there are several.
 func (r *Reader) about(f arrow.Field, err error) string {
 	if len(r.blobs) > 1 {
 		return Quoted(f.Name) + ": " + err.Error()
@@ -400,8 +423,8 @@ func (r *Reader) about(f arrow.Field, err error) string {
 	return err.Error()
 }
 
-// validText says whether all text in a value is valid UTF-8, which Arrow's readers take
-// for granted.
+// validText reports whether all text in a value is valid UTF-8. Arrow's readers do not
+// check it, and would pass invalid text to clients.
 func validText(v any) bool {
 	switch v := v.(type) {
 	case string:
@@ -435,6 +458,7 @@ func validText(v any) bool {
 	return true
 }
 
+// idOf returns the id of a sample: its own, or one made of the dataset and the key.
 func (r *Reader) idOf(s *slot) schema.ID {
 	if s.ID != nil {
 		return *s.ID
@@ -442,6 +466,7 @@ func (r *Reader) idOf(s *slot) schema.ID {
 	return schema.SampleID(r.opts.Dataset, s.Key)
 }
 
+// splitOf returns the split of a sample: its own, or that of the options.
 func (r *Reader) splitOf(s *slot) string {
 	if s.Split != "" {
 		return s.Split
@@ -449,19 +474,21 @@ func (r *Reader) splitOf(s *slot) string {
 	return r.opts.Split
 }
 
-// addedColumns are what is added to the columns of a source.
+// addedColumns are the names of all columns that a Reader may add to those of media.
 var addedColumns = []string{"width", "height", "format", "orientation", "duration", "sampling_rate", "channels"}
 
-// AddedColumns are the names of the columns that a Reader may add.
+// AddedColumns returns the names of the columns that a Reader may add.
 func AddedColumns() []string { return slices.Clone(addedColumns) }
 
-// adds reports whether a column is added: it is not left out, nor among the source's own.
+// adds reports whether a column is added: no option leaves it out, and the source has
+// none of that name.
 func (r *Reader) adds(own []arrow.Field, name string) bool {
 	out := slices.ContainsFunc(r.opts.LeaveOut, func(pattern string) bool { return matches(pattern, name) })
 	return !out && !slices.ContainsFunc(own, func(f arrow.Field) bool { return f.Name == name })
 }
 
-// add adds a column, if it is to be added, of what blobs hold.
+// add adds a column computed from a sample. For a known sample its value comes from the
+// previous snapshot.
 func (r *Reader) add(own []arrow.Field, name string, dt arrow.DataType, value func(*slot) any) {
 	if r.adds(own, name) {
 		r.meta = append(r.meta, arrow.Field{Name: name, Type: dt, Nullable: true})
@@ -474,10 +501,11 @@ func (r *Reader) add(own []arrow.Field, name string, dt arrow.DataType, value fu
 	}
 }
 
+// addImageColumns adds what the headers of images state.
 func (r *Reader) addImageColumns(own []arrow.Field) {
 	add := func(name string, dt arrow.DataType, value func(imageInfo) any) {
 		r.add(own, name, dt, func(s *slot) any {
-			if s.info.Format == "" { // a null image, or one that was not decoded
+			if s.info.Format == "" { // a null image, or one without a valid header
 				return nil
 			}
 			return value(s.info)
@@ -489,8 +517,8 @@ func (r *Reader) addImageColumns(own []arrow.Field) {
 	add("orientation", arrow.PrimitiveTypes.Int32, func(i imageInfo) any { return i.Orientation })
 }
 
-// addSoundColumns adds what headers of sound say. They are null where a header is none
-// that is known: such files are imported as they are.
+// addSoundColumns adds what the headers of audio state. The columns are null for an
+// unknown format: such files are imported unchanged.
 func (r *Reader) addSoundColumns(own []arrow.Field) {
 	add := func(name string, dt arrow.DataType, value func(codec.Info) any) {
 		r.add(own, name, dt, func(s *slot) any {
@@ -505,7 +533,8 @@ func (r *Reader) addSoundColumns(own []arrow.Field) {
 	add("channels", arrow.PrimitiveTypes.Int32, func(i codec.Info) any { return int32(i.Channels) })
 }
 
-// batcher collects slots for a batch.
+// batcher collects the slots of a batch. The goroutine of Batches owns it. Its slices are
+// reused by the next batch, except keys and bad.
 type batcher struct {
 	r       *Reader
 	split   string
@@ -515,13 +544,14 @@ type batcher struct {
 	blobs   [][][]byte
 	at      [][]Extent
 	known   []*Known
-	knows   bool // one of them is not nil
+	knows   bool // any of known is not nil
 	bytes   int64
 	bad     []BadItem
-	slots   []*slot // whose memory is used, or only counted
+	slots   []*slot // slots whose memory the batch uses, and bad ones
 	weight  int64   // of slots
 }
 
+// newBatcher returns an empty batcher for the columns of r.
 func newBatcher(r *Reader) *batcher {
 	b := &batcher{r: r, blobs: make([][][]byte, len(r.outBlobs)),
 		at: make([][]Extent, len(r.outBlobs))}
@@ -531,13 +561,17 @@ func newBatcher(r *Reader) *batcher {
 	return b
 }
 
+// rows returns the number of rows so far; bad items are not rows.
 func (b *batcher) rows() int { return len(b.ids) }
 
+// full reports whether the batch must be flushed. Bad samples count too: they hold
+// budget.
 func (b *batcher) full() bool {
 	return b.weight >= batchBytes || len(b.slots) >= batchRows
 }
 
-// add takes over s.
+// add adds a slot and takes it over. It returns an error if a value does not fit its
+// column, which is a defect of the source's code.
 func (b *batcher) add(s *slot) error {
 	b.slots = append(b.slots, s)
 	b.weight += s.weight
@@ -551,6 +585,7 @@ func (b *batcher) add(s *slot) error {
 	b.known = append(b.known, s.known)
 	b.knows = b.knows || s.known != nil
 	values := slices.Clip(s.Meta)
+	// The columns of a known sample are complete: its source was not read at all.
 	if s.Known == nil {
 		for _, value := range b.r.added {
 			values = append(values, value(s))
@@ -589,7 +624,7 @@ func (b *batcher) add(s *slot) error {
 	return nil
 }
 
-// flush hands out the batch and frees it again.
+// flush yields the batch and resets it. It returns false if iteration must end.
 func (b *batcher) flush(mem *semaphore.Weighted, yield func(*Batch, error) bool) bool {
 	defer b.reset(mem)
 	columns := make([]arrow.Array, 0, len(b.columns))
@@ -635,22 +670,24 @@ func (b *batcher) reset(mem *semaphore.Weighted) {
 	}
 }
 
+// close frees the builders.
 func (b *batcher) close() {
 	for i := range b.columns {
 		b.columns[i].release()
 	}
 }
 
-// column collects the values of a metadata column: Go values through a builder,
-// cells as slices of the arrays they are in.
+// column collects the values of a metadata column. Go values go through a builder; cells
+// become slices of the arrays that they are in, without copying values.
 type column struct {
 	builder array.Builder
-	parts   []arrow.Array // complete runs
-	last    Cell          // array and end of the run that grows, behind parts
+	parts   []arrow.Array // finished runs
+	last    Cell          // array and end of the open run of cells, which follows parts
 	start   int
 }
 
-// add appends a value; see Sample.Meta for what it may be.
+// add appends a value of a type that Sample.Meta allows. Consecutive cells of one array
+// extend a run.
 func (c *column) add(v any) error {
 	cell, ok := v.(Cell)
 	if !ok {
@@ -669,7 +706,7 @@ func (c *column) add(v any) error {
 	return nil
 }
 
-// endRun turns the run of cells into a part.
+// endRun makes the open run of cells a part.
 func (c *column) endRun() {
 	if c.last.Array != nil {
 		c.parts = append(c.parts, array.NewSlice(c.last.Array, int64(c.start), int64(c.last.Row)))
@@ -678,14 +715,15 @@ func (c *column) endRun() {
 	}
 }
 
-// endBuilt turns what was built into a part.
+// endBuilt makes the built values a part.
 func (c *column) endBuilt() {
 	if c.builder.Len() > 0 {
 		c.parts = append(c.parts, c.builder.NewArray())
 	}
 }
 
-// finish returns the values as one array, and empties the column.
+// finish returns the values as one array, and empties the column. The caller releases the
+// array.
 func (c *column) finish(mem memory.Allocator) (arrow.Array, error) {
 	c.endRun()
 	c.endBuilt()
@@ -701,6 +739,7 @@ func (c *column) finish(mem memory.Allocator) (arrow.Array, error) {
 	}
 }
 
+// releaseParts drops the parts.
 func (c *column) releaseParts() {
 	for _, p := range c.parts {
 		p.Release()
@@ -708,14 +747,15 @@ func (c *column) releaseParts() {
 	c.parts = c.parts[:0]
 }
 
+// release frees all memory of the column.
 func (c *column) release() {
 	c.endRun()
 	c.releaseParts()
 	c.builder.Release()
 }
 
-// appendValue appends a Go value to the builder of its type: integers and floats
-// of their very type, []any or Numbers for lists, nil for null.
+// appendValue appends a Go value to the builder of its type. Numbers must have exactly
+// the builder's type; lists are []any or Numbers; nil is a null.
 func appendValue(b array.Builder, v any) error {
 	if v == nil {
 		b.AppendNull()
@@ -773,6 +813,7 @@ func appendValue(b array.Builder, v any) error {
 	return fmt.Errorf("no way to append %T to %s", v, b.Type())
 }
 
+// appendAll appends the values of a list.
 func appendAll(b array.Builder, list []any) error {
 	for _, v := range list {
 		if err := appendValue(b, v); err != nil {
@@ -782,6 +823,7 @@ func appendAll(b array.Builder, list []any) error {
 	return nil
 }
 
+// appendAs appends v if it has type T. A conversion would hide a wrong type.
 func appendAs[T any](add func(T), v any) error {
 	x, ok := v.(T)
 	if !ok {

@@ -13,54 +13,56 @@ import (
 )
 
 const (
-	// stretch is how many bytes of an object are read at once where all of it is read.
+	// stretch is how many bytes of an object one request reads, if the whole object is
+	// read.
 	stretch = 8 << 20
-	// prefetchBytes bounds what is read ahead of its use, of all objects that are read
-	// one behind the other.
+	// prefetchBytes bounds the data that is read ahead, over all objects of a sequence.
 	prefetchBytes = 64 << 20
-	// prefetchStretches bounds their number: objects may be small.
+	// prefetchStretches bounds the number of these reads: objects may be small.
 	prefetchStretches = 64
-	// aloneBytes is prefetchBytes of an object that is read on its own.
+	// aloneBytes is prefetchBytes for an object that is read on its own.
 	aloneBytes = 6 * stretch
 )
 
-// reading reads objects from their beginnings to their ends: stretches ahead of where
-// they are used, across the objects that come next. Bytes that are used a second time are
-// read again, unless they are still in memory. It is safe for concurrent use.
+// reading reads objects from start to end. It reads stretches ahead, also of the next
+// objects. Bytes that are read again are requested again, unless they are still in
+// memory. It is safe for concurrent use.
 type reading struct {
 	from   *cloud
 	ctx    context.Context //nolint:containedctx // ends what is read
 	cancel context.CancelFunc
-	next   map[string]string // the object behind an object, by path
-	most   int64             // bytes read ahead, and not yet used
+	next   map[string]string // the object that follows an object, by path
+	most   int64             // bytes that may be read ahead and not yet used
 
 	running sync.WaitGroup
 	mu      sync.Mutex
 	have    map[stretchOf]*loaded
-	used    []stretchOf      // that were used and may be freed, the oldest first
-	unused  int64            // bytes that were read, or are being read, and were not used
-	last    map[string]int64 // the stretch that was taken last, by path
+	used    []stretchOf      // used stretches that may be freed, the oldest first
+	unused  int64            // bytes that are read or being read, and not yet used
+	last    map[string]int64 // the stretch taken last, by path
 }
 
-// stretchOf is a stretch of an object.
+// stretchOf identifies a stretch: bytes [index*stretch, (index+1)*stretch) of an object.
 type stretchOf struct {
 	path  string
 	index int64
 }
 
-// loaded is a stretch that is being read, or was.
+// loaded is a stretch that is or was being read. buf and err are valid once done is
+// closed.
 type loaded struct {
 	done chan struct{}
 	buf  []byte
 	err  error
 	used bool
-	pins int // that read from it
+	pins int // readers that are copying from it
 }
 
-// keptStretches is how many stretches stay that were used.
+// keptStretches is how many used stretches stay in memory. Several shards are read at
+// once, and each needs its own.
 const keptStretches = 6
 
-// reading reads objects, in the order of their paths in the list.
+// reading returns a reading of objects. Objects follow each other in the order of paths.
 func (c *cloud) reading(ctx context.Context, paths []string, most int64) *reading {
 	r := &reading{from: c, next: map[string]string{}, most: most, have: map[stretchOf]*loaded{},
 		last: map[string]int64{}}
@@ -76,7 +78,7 @@ func (c *cloud) inOrder(ctx context.Context, paths []string) sequence {
 	return c.reading(ctx, paths, prefetchBytes)
 }
 
-// close ends what is being read, and waits for it.
+// close cancels all reads and waits for them. Used stretches are kept for a second pass.
 func (r *reading) close() {
 	r.cancel()
 	r.running.Wait()
@@ -90,19 +92,19 @@ func (r *reading) close() {
 	}
 }
 
-// twice has what was read of objects that are read twice, from beginning to end, and are
-// small. It is safe for concurrent use; nil keeps nothing.
+// twice keeps what is read of small objects that are read twice. It is safe for
+// concurrent use; a nil twice keeps nothing.
 type twice struct {
 	mu   sync.Mutex
 	read map[stretchOf][]byte
-	done bool // all was read once
+	done bool // the first pass has ended
 }
 
-// twiceBytes is the size, together, up to which objects are kept whole between two
-// readings.
+// twiceBytes is the total size up to which objects are kept between two passes.
 const twiceBytes = prefetchBytes
 
-// put keeps a stretch, and reports whether it does.
+// put keeps a stretch during the first pass, and reports whether it did. Then it owns
+// buf.
 func (t *twice) put(at stretchOf, buf []byte) bool {
 	if t == nil {
 		return false
@@ -115,7 +117,8 @@ func (t *twice) put(at stretchOf, buf []byte) bool {
 	return !t.done
 }
 
-// take returns a stretch that was kept, once; nil if it was not.
+// take returns a kept stretch; nil if there is none. In the second pass each stretch is
+// returned once.
 func (t *twice) take(at stretchOf) []byte {
 	if t == nil {
 		return nil
@@ -129,8 +132,7 @@ func (t *twice) take(at stretchOf) []byte {
 	return buf
 }
 
-// small reports whether files are small enough together to be kept for the second time
-// that they are read.
+// small reports whether files are small enough together to be kept for a second pass.
 func (f *Files) small(paths []string) bool {
 	size := int64(0)
 	for _, p := range paths {
@@ -141,8 +143,8 @@ func (f *Files) small(paths []string) bool {
 	return size <= twiceBytes
 }
 
-// readTwice says that files will be read twice. Until the function that it returns is
-// called, what is read of them is kept for the second time, if they are small.
+// readTwice announces that files will be read twice. If they are small, what is read is
+// kept until the function that it returns is called; the second pass then consumes it.
 func (f *Files) readTwice(paths []string) (again func()) {
 	c, ok := f.system.(*cloud)
 	if !ok || !f.small(paths) {
@@ -157,7 +159,7 @@ func (f *Files) readTwice(paths []string) (again func()) {
 	}
 }
 
-// open opens an object.
+// open implements sequence.
 func (r *reading) open(p string) (*File, error) {
 	o, err := r.from.object(r.ctx, p)
 	if err != nil {
@@ -166,8 +168,8 @@ func (r *reading) open(p string) (*File, error) {
 	return &File{handle: &objectFile{reading: r, path: p, object: o}, size: o.Size, version: o.Version}, nil
 }
 
-// take returns a stretch of an object, and has those behind it read. The caller gives it
-// back.
+// take returns a stretch of an object, and reads ahead. It blocks until the stretch has
+// been read. The caller calls give afterwards.
 func (r *reading) take(p string, o object.Info, index int64) (*loaded, error) {
 	at := stretchOf{p, index}
 	r.mu.Lock()
@@ -177,14 +179,14 @@ func (r *reading) take(p string, o object.Info, index int64) (*loaded, error) {
 		l.used = true
 		r.unused -= int64(len(l.buf))
 	}
-	// Reads out of order do not count, such as that of a file's end with the table of its
-	// parts.
+	// Only sequential reads start read-ahead. A read of the end of a file, such as a
+	// table of contents, says nothing about what is read next.
 	if last, ok := r.last[p]; index == 0 || ok && (index == last || index == last+1) {
 		r.prefetchLocked(at, o)
 	}
 	r.last[p] = index
 	r.mu.Unlock()
-	<-l.done // which ends with the context of the reading
+	<-l.done // ends at the latest with ctx
 	if l.err != nil {
 		r.give(at, l)
 		return nil, l.err
@@ -192,8 +194,8 @@ func (r *reading) take(p string, o object.Info, index int64) (*loaded, error) {
 	return l, nil
 }
 
-// give gives a stretch back. One that could not be read is tried again when it is taken
-// again.
+// give returns a stretch. A stretch that could not be read is forgotten, so that the next
+// take tries again.
 func (r *reading) give(at stretchOf, l *loaded) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -217,7 +219,8 @@ func (r *reading) give(at stretchOf, l *loaded) {
 	}
 }
 
-// leave drops what was read ahead of an object that is read no further.
+// leave drops the read-ahead of an object that is closed. A read that is still running
+// keeps its buffer from the pool.
 func (r *reading) leave(p string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -230,7 +233,8 @@ func (r *reading) leave(p string) {
 	delete(r.last, p)
 }
 
-// startLocked has a stretch read, unless it is there or being read.
+// startLocked starts reading a stretch, unless it is in memory or being read. r.mu is
+// held.
 func (r *reading) startLocked(at stretchOf, o object.Info) *loaded {
 	if l := r.have[at]; l != nil {
 		return l
@@ -253,7 +257,7 @@ func (r *reading) startLocked(at stretchOf, o object.Info) *loaded {
 	return l
 }
 
-// prefetchLocked has what follows a stretch read, as far as there is room.
+// prefetchLocked reads what follows a stretch, as far as r.most allows. r.mu is held.
 func (r *reading) prefetchLocked(at stretchOf, o object.Info) {
 	for range prefetchStretches {
 		if at.index++; at.index*stretch >= o.Size {
@@ -263,7 +267,7 @@ func (r *reading) prefetchLocked(at stretchOf, o object.Info) {
 			}
 			info, err := r.from.known(next)
 			if err != nil {
-				return // which shows when it is opened
+				return // opening it will report the error
 			}
 			at, o = stretchOf{next, -1}, info
 			continue
@@ -276,7 +280,8 @@ func (r *reading) prefetchLocked(at stretchOf, o object.Info) {
 	}
 }
 
-// read reads a part of an object, in the version that was listed.
+// read reads a part of an object in the version that was listed. If the bucket stays
+// unreachable, that is recorded for broken.
 func (c *cloud) read(ctx context.Context, o object.Info, offset int64, buf []byte) error {
 	err := Attempt(ctx, func() error { return c.from.Range(ctx, o.Key, o.Version, offset, buf) })
 	if ctx.Err() == nil && interrupted(err) {
@@ -285,10 +290,10 @@ func (c *cloud) read(ctx context.Context, o object.Info, offset int64, buf []byt
 	return err
 }
 
-// objectFile is an open object.
+// objectFile is an open object that is read sequentially.
 type objectFile struct {
 	reading *reading
-	own     *reading // that ends with it; nil where others go on with it
+	own     *reading // a reading that ends with this file; nil if others share it
 	path    string
 	object  object.Info
 	at      int64
@@ -301,7 +306,7 @@ func (f *objectFile) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// some reads some bytes, at least one.
+// some reads at least one byte, within one stretch.
 func (f *objectFile) some(p []byte, off int64) (int, error) {
 	switch {
 	case len(p) == 0:
@@ -342,6 +347,7 @@ func (f *objectFile) Seek(offset int64, whence int) (int64, error) {
 	return at, err
 }
 
+// seekTo computes the new offset of a Seek.
 func seekTo(at, size, offset int64, whence int) (int64, error) {
 	switch whence {
 	case io.SeekCurrent:
@@ -355,7 +361,7 @@ func seekTo(at, size, offset int64, whence int) (int64, error) {
 	return offset, nil
 }
 
-// Close implements io.Closer.
+// Close implements io.Closer. It also ends a reading of its own.
 func (f *objectFile) Close() error {
 	f.reading.leave(f.path)
 	if f.own != nil {
@@ -364,19 +370,19 @@ func (f *objectFile) Close() error {
 	return nil
 }
 
-// partsFile is an open object. Its caller reads parts of it at any place.
+// partsFile is an open object that is read at any offset, by one goroutine.
 type partsFile struct {
 	from   *cloud
 	ctx    context.Context //nolint:containedctx // ends what is read
 	object object.Info
 	at     int64
-	window []byte // what was read last, or more than was asked for
+	window []byte // data of the last request
 	begin  int64  // of window in the object
-	least  int64  // that is read at once
+	least  int64  // least size of a request
 }
 
-// openParts opens an object of which parts are read; at least a given number of bytes at
-// once, as the neighbours of what is wanted are often wanted next.
+// openParts implements system. Each request reads at least least bytes, because the
+// neighbours of wanted bytes are often wanted next.
 func (c *cloud) openParts(ctx context.Context, p string, least int64) (*File, error) {
 	o, err := c.object(ctx, p)
 	if err != nil {
@@ -403,8 +409,8 @@ func (f *partsFile) Read(p []byte) (int, error) {
 	return n, nil
 }
 
-// load reads at least the given number of bytes. At the end of the object those before it
-// are read: a file is often read from there.
+// load requests at least n bytes at an offset. At the end of the object the window
+// extends to the front: files with a footer are read backwards from there.
 func (f *partsFile) load(at, n int64) error {
 	if n > maxBlob {
 		return fmt.Errorf("%w: %w", schema.ErrLimit, tooLarge(maxBlob))

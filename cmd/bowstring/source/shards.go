@@ -16,16 +16,19 @@ import (
 	"bowstring/schema"
 )
 
-// splitWords are the names by which folders and files name a split.
+// splitWords are the names of splits in folders and files, in the order in which splits
+// are listed.
 var splitWords = []string{"train", "training", "validation", "valid", "val", "dev", "test", "testing", "eval",
 	"evaluation"}
 
+// isSplitWord reports whether s is the name of a split, in any case.
 func isSplitWord(s string) bool { return splitRank(s) < len(splitWords) }
 
-// compareSplits orders splits as people list them, and others by name.
+// compareSplits orders splits by splitRank, and unknown ones by name after them.
 func compareSplits(a, b string) int { return cmp.Or(splitRank(a)-splitRank(b), strings.Compare(a, b)) }
 
-// splitRank orders splits as people list them: train, validation, test.
+// splitRank returns the position of a split: train, validation, test. Unknown names come
+// last.
 func splitRank(s string) int {
 	for i, w := range splitWords {
 		if strings.EqualFold(s, w) {
@@ -36,14 +39,15 @@ func splitRank(s string) int {
 }
 
 var (
-	// train-00000-of-00002, the name that `datasets` gives a shard.
+	// shardOf matches train-00000-of-00002, the name that the library datasets gives a
+	// shard.
 	shardOf = regexp.MustCompile(`^([A-Za-z0-9][A-Za-z0-9._]*)-\d{3,}-of-\d{3,}(?:-[0-9a-f]+)?$`)
-	// train, 000017 as in train-000017.tar, imagenet-train-0003
+	// words matches the words of names such as train-000017.tar and imagenet-train-0003.
 	words = regexp.MustCompile(`[A-Za-z]+`)
 )
 
-// splitOfFile returns the split that a file's path (relative, with slashes) names, or "":
-// by its name if it is that of a shard or holds a split's name as a word, else by a
+// splitOfFile returns the split that a file's path names, or "". rel is relative, with
+// slashes. The name of a shard decides first, then a word in the file's name, then a
 // folder.
 func splitOfFile(rel string) string {
 	base := path.Base(rel)
@@ -57,7 +61,7 @@ func splitOfFile(rel string) string {
 		}
 	}
 	for dir := path.Dir(rel); dir != "." && dir != "/"; dir = path.Dir(dir) {
-		// As a table says it that is written in parts: split=train.
+		// Partitioned tables have folders such as split=train.
 		if name, ok := strings.CutPrefix(path.Base(dir), schema.SplitColumn+"="); ok && name != "" {
 			return name
 		}
@@ -68,15 +72,15 @@ func splitOfFile(rel string) string {
 	return ""
 }
 
-// shard is a file of a source that has several.
+// shard is one of several files of a source.
 type shard struct {
 	path, rel string // rel with slashes
 	split     string
-	missing   string // why there is nothing to read, where the names of others say that there should be
-	known     int64  // rows that are known from before, so that it is not read; 0: it is read
+	missing   string // why there is nothing to read, although other names say that there should be
+	known     int64  // rows known from the previous snapshot, so that it is not read; 0 if it is read
 }
 
-// paths are those of the shards that are read.
+// paths returns the paths of the shards that are read.
 func paths(shards []shard) (all []string) {
 	for _, s := range shards {
 		if s.read() {
@@ -86,14 +90,14 @@ func paths(shards []shard) (all []string) {
 	return all
 }
 
-// read says whether there is anything to read in it.
+// read reports whether the shard must be read.
 func (s *shard) read() bool { return s.missing == "" && s.known == 0 }
 
-// asMissing is the sample in the place of those of a missing shard.
+// asMissing returns the bad sample for a missing shard.
 func (s *shard) asMissing() Sample { return Sample{Key: s.rel, Split: s.split, Bad: s.missing} }
 
-// arrangeShards sorts shards by split and name, and lists their splits. If asked names
-// one of them, the shards of others are left out.
+// arrangeShards sorts shards by split and name, and returns their splits. If asked is one
+// of the splits, shards of others are left out.
 func arrangeShards(shards []shard, asked string) (kept []shard, splits []string) {
 	for i := range shards {
 		if shards[i].missing == "" {
@@ -113,25 +117,25 @@ func arrangeShards(shards []shard, asked string) (kept []shard, splits []string)
 	return shards, splits
 }
 
-// numbered is the name of a shard that says how many there are, such as
-// train-00001-of-00004.parquet; some tools add a hash of the content.
+// numbered matches the name of a shard with the number of shards, such as
+// train-00001-of-00004.parquet. Some tools append a hash of the content.
 var numbered = regexp.MustCompile(`^(.*)-(\d{3,9})-of-(\d{3,9})(?:-[0-9a-f]+)?(\..*)?$`)
 
-// series are the shards whose names agree on all but their number.
+// series are the shards whose names differ in their number only.
 type series struct {
 	dir, stem, ending string
-	digits            int    // of a number
-	count             string // how many there are, as the names say
+	digits            int    // width of a number
+	count             string // number of shards, as the names have it
 	total             int
 	of                map[int][]shard
 }
 
-// name is that of a shard.
+// name returns the name of shard i.
 func (s *series) name(i int) string {
 	return path.Join(s.dir, fmt.Sprintf("%s-%0*d-of-%s%s", s.stem, s.digits, i, s.count, s.ending))
 }
 
-// findSeries groups the shards whose names are numbered.
+// findSeries groups the shards with numbered names.
 func findSeries(shards []shard) []*series {
 	type key struct {
 		dir, stem, ending, count string
@@ -159,9 +163,10 @@ func findSeries(shards []shard) []*series {
 	return all
 }
 
-// lacking says which shards there should be and are not, of those that asked says were
-// asked for (nil: all), and which number there is twice. It is nil if there is nothing
-// wrong.
+// lacking returns which shards are missing and which are there twice; nil if nothing is
+// wrong. An incomplete download would otherwise become a smaller dataset, unnoticed.
+//
+// asked restricts the missing ones to names that the user asked for; nil means all.
 func (s *series) lacking(asked func(rel string) bool) []string {
 	first := 0
 	if _, zero := s.of[0]; !zero && len(s.of[s.total]) > 0 {
@@ -176,6 +181,7 @@ func (s *series) lacking(asked func(rel string) bool) []string {
 			}
 		}
 	}
+	// The count of missing shards does not depend on the bound for names.
 	if asked == nil {
 		n = s.total
 		for i := range s.of {
@@ -204,11 +210,11 @@ func (s *series) lacking(asked func(rel string) bool) []string {
 	return wrong
 }
 
-// maxNamed is how many missing shards are named.
+// maxNamed is how many missing shards a message names.
 const maxNamed = 5
 
-// addMissing adds to each series that lacks shards which asked says were asked for (nil:
-// all), or has one twice, one more that says so.
+// addMissing adds a shard for each series that is not complete. Reading that shard
+// reports what is wrong. asked is as in lacking.
 func addMissing(shards []shard, asked func(rel string) bool) []shard {
 	for _, s := range findSeries(shards) {
 		wrong := s.lacking(asked)
@@ -221,7 +227,8 @@ func addMissing(shards []shard, asked func(rel string) bool) []shard {
 	return shards
 }
 
-// findShards lists the files below a directory that match, or the one file.
+// findShards returns the files below a directory whose names match, or the one file.
+// Hidden files and folders are skipped. A file outside the bounds is an error.
 func (f *Files) findShards(path string, opts Options, match func(name string) bool) ([]shard, error) {
 	info, err := f.stat(path)
 	if err != nil {
@@ -262,6 +269,7 @@ func (f *Files) findShards(path string, opts Options, match func(name string) bo
 	return addMissing(found, nil), err
 }
 
+// isTarName reports whether a name has the ending of a tar, compressed or not.
 func isTarName(name string) bool {
 	for _, suffix := range []string{".tar", ".tar.gz", ".tgz", ".tar.zst", ".tar.zstd", ".tar.bz2", ".tbz2", ".tbz",
 		".tar.xz", ".txz"} {
@@ -272,12 +280,14 @@ func isTarName(name string) bool {
 	return false
 }
 
-// patternRunes begin what is no plain text in a pattern.
+// patternRunes are the characters that begin a part of a pattern.
 const patternRunes = "*?[{"
 
+// isPattern reports whether a path is a pattern.
 func isPattern(path string) bool { return strings.ContainsAny(path, patternRunes) }
 
-// findTars lists the tars in a directory, of a pattern, or the one file.
+// findTars returns the tars in a directory or of a pattern, or the one file. A name
+// without wildcards that does not exist is an error.
 func (f *Files) findTars(ctx context.Context, pattern string, opts Options) ([]shard, error) {
 	var found []shard
 	if _, err := f.stat(pattern); err == nil || !isPattern(pattern) {
@@ -316,7 +326,8 @@ func (f *Files) findTars(ctx context.Context, pattern string, opts Options) ([]s
 	if len(found) == 0 {
 		return nil, fmt.Errorf("%w: no file matches %q", schema.ErrNotFound, pattern)
 	}
-	// Relative to the folder that all are in.
+	// Names are relative to the deepest common folder, so that keys do not depend on
+	// where it is.
 	common := filepath.Dir(found[0].path)
 	for _, sh := range found {
 		for !strings.HasPrefix(sh.path, common+string(filepath.Separator)) && common != "." &&
@@ -347,15 +358,16 @@ func (f *Files) findTars(ctx context.Context, pattern string, opts Options) ([]s
 	}), nil
 }
 
-// plain are the paths that are no patterns.
+// plain returns the paths that are no patterns.
 func plain(paths []string) []string {
 	return slices.DeleteFunc(slices.Clone(paths), isPattern)
 }
 
-// maxExpanded bounds the paths that a pattern with braces stands for.
+// maxExpanded bounds the paths of a pattern with braces.
 const maxExpanded = 1 << 20
 
-// expandBraces expands {0000..0011} and {a,b} as a shell does.
+// expandBraces expands {0000..0011} and {a,b} as a shell does. Numbers keep the width of
+// the first one.
 func expandBraces(pattern string) ([]string, error) {
 	open := strings.IndexByte(pattern, '{')
 	if open < 0 {

@@ -8,11 +8,12 @@ import (
 	"bowstring/schema"
 )
 
-// maxUnit bounds a unit, compressed and decoded: all of it is in memory while a blob is
-// taken out of it.
+// maxUnit bounds a unit in bytes, compressed and decoded. Reading one blob decodes the
+// whole unit in memory.
 const maxUnit = parquet.MaxPage
 
-// inUnit is the extent of bytes of a decoded unit of a file.
+// inUnit returns the extent of bytes in a decoded unit of a file. If the unit is too
+// large, or the bytes are not within it, the extent is zero and has the reason.
 func inUnit(file string, u *schema.Unit, offset, size int64) Extent {
 	switch {
 	case u.Size > maxUnit || u.Length > maxUnit:
@@ -24,7 +25,8 @@ func inUnit(file string, u *schema.Unit, offset, size int64) Extent {
 	return Extent{File: file, Offset: offset, Length: size, Unit: u}
 }
 
-// unitCodec is the codec of a compression that decompress knows, or of snappy.
+// unitCodec returns the codec for a compression that decompress knows, or for snappy; ""
+// for any other.
 func unitCodec(compression string) schema.Codec {
 	algorithm, _, _ := strings.Cut(compression, ":")
 	switch algorithm {
