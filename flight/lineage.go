@@ -155,7 +155,7 @@ func (s actionHandler) lineageHeader(cat *catalog.Catalog) lineageHeader {
 const lineagePiece = 4096
 
 // lineage implements the action. A caller sees its own streams, or all streams on datasets
-// for which it has the right admin. Of their samples it sees those that exist for it.
+// for which it has the right admin. It sees only samples that exist for it.
 //
 // The memory of the search is reserved first, because it reads files of the record that
 // other callers may read at the same time.

@@ -38,8 +38,7 @@ func ParseMissing(s string) (Missing, error) {
 	return "", &schema.FieldError{Field: "missing", Got: schema.Quote(s), Want: `"error", "insert" or "ignore"`}
 }
 
-// MaxKept bounds the memory of an alteration's rows in bytes, if AlterOptions have no
-// Keep.
+// MaxKept bounds the memory of an alteration's rows in bytes, if AlterOptions have no Keep.
 const MaxKept = 4 << 30
 
 // AlterOptions describe a change of a dataset's newest snapshot. Columns and rows that
@@ -49,6 +48,7 @@ type AlterOptions struct {
 	Dataset string
 	Source  string // where the change comes from, for people; "" keeps the snapshot's
 
+	// DeleteWhere is evaluated on the columns before the other changes.
 	DeleteWhere string            // expression of package where; rows for which it is true are deleted
 	Drop        []string          // columns to drop
 	Rename      map[string]string // new names of columns, by the old ones
@@ -75,7 +75,8 @@ type AlterOptions struct {
 	Keep func(bytes int64) error
 }
 
-// Altered is the result of an alteration.
+// Altered is the result of an alteration. It counts for the snapshot that was committed,
+// not for earlier attempts.
 type Altered struct {
 	// Changed is false if the newest snapshot was already as intended.
 	Changed bool
@@ -109,6 +110,7 @@ func Alter(ctx context.Context, st store.Store, opts AlterOptions) (*Alteration,
 	if err := schema.CheckName("split", opts.Split); err != nil {
 		return nil, err
 	}
+	// An empty change is more likely a mistake of the client than a wish.
 	if opts.Rows == nil && len(opts.Drop) == 0 && len(opts.Rename) == 0 && opts.DeleteWhere == "" {
 		return nil, fmt.Errorf("%w: nothing is to be altered", schema.ErrInvalid)
 	}
@@ -153,6 +155,8 @@ func (a *Alteration) checkRows() error {
 	if o.Delete && o.Missing == MissingInsert {
 		return &schema.FieldError{Field: "missing", Got: `"insert"`, Want: `"error" or "ignore" where rows are deleted`}
 	}
+	// Rows are matched on the base's columns, before columns are dropped. A key that is
+	// dropped or renamed would be ambiguous.
 	if slices.Contains(o.Drop, o.On) || o.Rename[o.On] != "" {
 		return &schema.FieldError{Field: "on", Got: schema.Quote(o.On), Want: "a column that is neither dropped nor renamed"}
 	}
@@ -197,7 +201,7 @@ func (a *Alteration) keep(bytes int64) error {
 // Commit makes the altered snapshot, or finds that the newest one is equal to it. If
 // another writer commits first, Commit alters the new newest snapshot, and fails with
 // schema.ErrConflict after several attempts. After Commit the Alteration can only be
-// closed.
+// closed. Blobs that the rows brought are stored once; pages are built anew on each base.
 func (a *Alteration) Commit(ctx context.Context) (*schema.Snapshot, Altered, error) {
 	if a.err != nil {
 		return nil, Altered{}, a.err
@@ -210,6 +214,7 @@ func (a *Alteration) Commit(ctx context.Context) (*schema.Snapshot, Altered, err
 		if err != nil {
 			return nil, Altered{}, err
 		}
+		// apply reads the whole manifest of the base, in pages.
 		next, done, err := a.apply(ctx, base)
 		if err != nil {
 			// Pages of a dropped snapshot may vanish while they are read. The newest one
@@ -268,8 +273,9 @@ func unknown(field string, base *schema.Snapshot, name string) error {
 // renamed are the old names of columns to rename, in order.
 func (a *Alteration) renamed() []string { return slices.Sorted(maps.Keys(a.opts.Rename)) }
 
-// incoming are the rows of an alteration, in memory of its own: the caller of Write
-// reuses its arrays.
+// incoming are the rows of an alteration, in memory of its own: the caller of Write reuses
+// its arrays. Write fills it, and apply only reads it. So a commit can be repeated on
+// another base.
 type incoming struct {
 	meta, blobs []arrow.Field
 	key         int // index of the key among the metadata columns, if it is not the id
@@ -291,8 +297,8 @@ type incomingBatch struct {
 type incomingRow struct{ batch, at int32 }
 
 const (
-	// rowKept is the memory of a row besides its values, in bytes: its place, its entry
-	// in the table of keys, its sample's position, and its id.
+	// rowKept is the memory of a row besides its values, in bytes: its place, its entry in
+	// the table of keys, its sample's position, and its id. It is an estimate.
 	rowKept = 160
 	// refKept is the memory of a blob's reference.
 	refKept = 96
@@ -327,6 +333,7 @@ func (a *Alteration) add(ctx context.Context, split string, ids []schema.ID, met
 	if len(a.added.rows) > math.MaxInt32-n {
 		return fmt.Errorf("%w: more than 2^31-1 rows to merge", schema.ErrLimit)
 	}
+	// Memory is reserved before anything is copied.
 	var size int64
 	for i := range a.added.meta {
 		size += sizeOf(meta.Column(i).Data())
@@ -344,6 +351,7 @@ func (a *Alteration) add(ctx context.Context, split string, ids []schema.ID, met
 		}
 		b.meta = append(b.meta, column.Array())
 	}
+	// Rows for a deletion are only keys; blobs in them are not stored.
 	if !a.opts.Delete {
 		if b.refs, err = a.put(ctx, blobs); err != nil {
 			return err
@@ -353,7 +361,8 @@ func (a *Alteration) add(ctx context.Context, split string, ids []schema.ID, met
 	return a.index(&a.added.batches[len(a.added.batches)-1], n)
 }
 
-// count checks the shape of rows, and returns their number.
+// count checks the shape of rows, and returns their number. The schema of every call is
+// compared with that of the options: rows of different calls become one column.
 func (a *Alteration) count(ids []schema.ID, meta arrow.Record, blobs [][][]byte) (int, error) {
 	r := &a.added
 	n := len(ids)
@@ -420,7 +429,8 @@ func (a *Alteration) shownKey(key []byte) string {
 	return schema.Quote(string(key))
 }
 
-// keyOf is the key of a row.
+// keyOf is the key of a row. It is computed again from the row, for messages and ids: the
+// keys of byKey are not reachable by the row's number.
 func (a *Alteration) keyOf(row int32) []byte {
 	at := a.added.rows[row]
 	b := &a.added.batches[at.batch]
@@ -444,8 +454,8 @@ func sizeOf(d arrow.ArrayData) (n int64) {
 	return n
 }
 
-// alterPlan describes the columns of the new snapshot. It depends on the base, and is
-// made anew for each.
+// alterPlan describes the columns of the new snapshot. It depends on the base, and is made
+// anew for each. It is immutable after plan.
 type alterPlan struct {
 	base        *schema.Snapshot
 	form        *schema.Form
@@ -485,6 +495,8 @@ func (a *Alteration) plan(base *schema.Snapshot) (*alterPlan, error) {
 			return nil, err
 		}
 	}
+	// The order matters: columns of the rows are merged into those that remain, under their
+	// new names.
 	p.columnsOf(&a.opts)
 	if a.opts.Rows != nil && !a.opts.Delete {
 		if err := a.mergeColumns(p); err != nil {
@@ -551,7 +563,8 @@ func (a *Alteration) findKey(p *alterPlan) error {
 	return nil
 }
 
-// columnsOf lists the base's remaining columns by their new names.
+// columnsOf lists the base's remaining columns by their new names. The id is not listed: it
+// is in every schema and never changes.
 func (p *alterPlan) columnsOf(o *AlterOptions) {
 	blob := 0
 	for i, f := range p.base.Schema.Fields() {
@@ -641,6 +654,8 @@ func (a *Alteration) withClasses(have, got arrow.Field, i int) (arrow.Field, err
 		}
 		return have, nil
 	}
+	// New classes are appended in the order of their first occurrence, so equal uploads
+	// give equal numbers.
 	known := make(map[string]bool, len(names))
 	for _, name := range names {
 		known[name] = true
@@ -679,6 +694,8 @@ func (a *Alteration) withClasses(have, got arrow.Field, i int) (arrow.Field, err
 func (a *Alteration) fit(c columnPlan) ([]arrow.Array, error) {
 	got := a.added.meta[c.rows]
 	classes := schema.Classes(c.field)
+	// A column with classes stores numbers. Names and numbers of another table are
+	// translated first, and then fitted to the type.
 	var toNumber func(arrow.Array) (arrow.Array, *misfit)
 	switch {
 	case c.from < 0 || classes == nil || c.field.Name == a.opts.On:
@@ -781,7 +798,8 @@ func numbersWithin(classes int) func(arrow.Array) (arrow.Array, *misfit) {
 	}
 }
 
-// mapped makes a column of integers. The first value that is not ok is the misfit.
+// mapped makes a column of integers. The first value that is not ok is the misfit. It is an
+// int64 column at first: fit converts it to the dataset's type.
 func mapped(a arrow.Array, at func(i int) (int64, bool)) (arrow.Array, *misfit) {
 	b := array.NewInt64Builder(memory.DefaultAllocator)
 	defer b.Release()
@@ -827,6 +845,7 @@ func keysOfIDs(ids []schema.ID) keyFunc {
 // keysOf returns the keys of a column whose type isKey. Integers of all widths give the
 // same text.
 func keysOf(a arrow.Array) keyFunc {
+	// As with numbers, the type is examined once for the column.
 	var one keyFunc
 	switch a := a.(type) {
 	case *array.String:

@@ -15,20 +15,24 @@ import (
 )
 
 // application is the alteration of one snapshot. A commit that is repeated on a newer
-// snapshot makes a new one.
+// snapshot makes a new one. One goroutine uses it. It is discarded after its pass over the
+// base.
 type application struct {
 	*Alteration
 	*alterPlan
 	out     output
-	values  [][]arrow.Array     // columns of the rows in the dataset's types, by column and batch; nil if not used
-	deleted *plan.Bitmap        // samples deleted by an expression; may be nil
-	found   []int64             // by row: the position of its sample plus one, 0 if it has none
-	sameID  map[schema.ID]int32 // rows to insert, by id; nil if rows are found by id
-	taken   []int64             // by row: the position plus one of the sample that already has its id
-	done    Altered
+	values  [][]arrow.Array // columns of the rows in the dataset's types, by column and batch; nil if not used
+	deleted *plan.Bitmap    // samples deleted by an expression; may be nil
+	// found has for each incoming row the position of its sample plus one, 0 if it has
+	// none. The offset makes the zero value mean none.
+	found  []int64
+	sameID map[schema.ID]int32 // rows to insert, by id; nil if rows are found by id
+	taken  []int64             // by row: the position plus one of the sample that already has its id
+	done   Altered
 
-	chunk int   // index of the chunk with the next page
-	left  int64 // rows of that chunk from the next page on
+	chunk int // index of the chunk with the next page
+	// left counts the rows of that chunk from the next page on.
+	left  int64
 	clean bool  // all of its pages so far are shared
 	pos   int64 // position of the next page
 
@@ -83,6 +87,8 @@ func (a *Alteration) apply(ctx context.Context, base *schema.Snapshot) (_ *schem
 // prepare computes what the walk over the pages needs: deleted samples, converted
 // columns, and ids of rows that may be inserted.
 func (w *application) prepare(ctx context.Context) (err error) {
+	// The expression is evaluated for the whole base before the walk, and uses the
+	// statistics of chunks to skip reads.
 	if text := w.opts.DeleteWhere; text != "" {
 		turn := func(_ context.Context, piece func() error) error {
 			if w.opts.Turn == nil {
@@ -185,6 +191,8 @@ func (w *application) page(ctx context.Context, page schema.Chunk, p *schema.Pag
 	if w.left == 0 {
 		w.left, w.clean = w.base.Chunks[w.chunk].Rows, true
 	}
+	// Matching is cheap, because it reads keys only. Values are compared only on pages with
+	// a match.
 	changed, err := w.match(p)
 	if err == nil && changed {
 		changed, err = w.differs(p)
@@ -195,6 +203,8 @@ func (w *application) page(ctx context.Context, page schema.Chunk, p *schema.Pag
 	chunk := w.base.Chunks[w.chunk]
 	// After a deleted row, all following rows of the chunk are rewritten to other pages.
 	keep := !changed && !w.rewrite && w.out.builder.Rows() == 0
+	// Splits are extended for shared pages as well: deletions before them move their
+	// positions.
 	if err := w.addSplits(p); err != nil {
 		return err
 	}
@@ -243,6 +253,7 @@ func (w *application) match(p *schema.Page) (some bool, err error) {
 			key = keysOf(p.Column(w.key))
 		}
 	}
+	// One buffer serves all keys of the page.
 	var text []byte
 	for i := range n {
 		w.hits[i] = -1
@@ -284,7 +295,8 @@ func (w *application) match(p *schema.Page) (some bool, err error) {
 	return some, nil
 }
 
-// byKey finds an incoming row.
+// byKey finds an incoming row. The conversion inside the index expression does not
+// allocate.
 func (w *application) byKey(key []byte) (row int32, ok bool) {
 	row, ok = w.added.byKey[string(key)]
 	return row, ok
@@ -310,6 +322,7 @@ func (w *application) foundAt(row int32, pos int64, id schema.ID) error {
 // differs reports whether samples of a page change. Rows with the values that are there
 // already change nothing.
 func (w *application) differs(p *schema.Page) (bool, error) {
+	// Deletions, splits and blobs first: they need no column to be assembled.
 	for i, row := range w.hits {
 		if w.gone[i] {
 			return true, nil
@@ -350,7 +363,8 @@ func (w *application) differs(p *schema.Page) (bool, error) {
 }
 
 // column assembles a metadata column of a page. It copies runs of rows with the same
-// source, which are long for most changes.
+// source, which are long for most changes. Deleted rows are left out. A new column is null
+// for samples without an incoming row.
 func (w *application) column(c columnPlan, p *schema.Page) (arrow.Array, error) {
 	b := schema.NewColumnBuilder(c.field)
 	n := len(w.hits)
@@ -389,7 +403,9 @@ func (w *application) column(c columnPlan, p *schema.Page) (arrow.Array, error) 
 	return b.Array(), nil
 }
 
-// rewritten adds the samples of a page in their new form.
+// rewritten adds the samples of a page in their new form. The rows go through output.add,
+// which cuts new pages. Pages of the base are never modified in place: other snapshots
+// share them.
 func (w *application) rewritten(ctx context.Context, p *schema.Page) error {
 	var ids []schema.ID
 	for i, gone := range w.gone {
@@ -453,6 +469,7 @@ func (w *application) addSplits(p *schema.Page) error {
 				split = b.split
 			}
 		}
+		// A sample may be in no split; it stays so.
 		if split != "" {
 			w.out.splits = addRange(w.out.splits, split, schema.Range{Start: at, End: at + 1})
 		}
@@ -461,7 +478,8 @@ func (w *application) addSplits(p *schema.Page) error {
 	return checkRanges(w.out.splits)
 }
 
-// finish handles the rows without a sample.
+// finish handles the rows without a sample. With MissingError it fails and names the first
+// ones.
 func (w *application) finish(ctx context.Context) error {
 	// Rows that no sample was found for, in the order of Write.
 	var missing []int32
@@ -537,7 +555,8 @@ func (w *application) checkInserts(rows []int32) error {
 	return nil
 }
 
-// insertSome adds some of the new samples.
+// insertSome adds some of the new samples. Values are copied row by row, because missing
+// rows are scattered over the batches.
 func (w *application) insertSome(ctx context.Context, rows []int32) error {
 	ids := make([]schema.ID, len(rows))
 	at := w.out.rows

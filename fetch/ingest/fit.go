@@ -12,7 +12,8 @@ import (
 	"bowstring/schema"
 )
 
-// misfit is a value that a type cannot hold unchanged.
+// misfit is a value that a type cannot hold unchanged. It names one value only: the first
+// one is enough to find the cause.
 type misfit struct {
 	row  int    // -1 if no value of the type would fit
 	what string // the value, for a message
@@ -30,6 +31,8 @@ func fit(a arrow.Array, to arrow.DataType) (arrow.Array, *misfit) {
 	// A column of nulls is often of type null, or of whatever type its source infers.
 	case a.NullN() == a.Len():
 		return array.MakeArrayOfNull(memory.DefaultAllocator, to, a.Len()), nil
+	// Numbers are compared as values. The kind of a number in a source often depends on how
+	// it was parsed, not on what it means.
 	case isNumber(from) && isNumber(to):
 		return fitNumbers(a, to)
 	// Text and bytes are not converted into each other: bytes need not be UTF-8.
@@ -63,7 +66,8 @@ const (
 	kindFloat
 )
 
-// number is a number in its representation, in the field of its kind.
+// number is a number in its representation, in the field of its kind. A single float64
+// would not do: it cannot hold all integers of 64 bits.
 type number struct {
 	kind kind
 	i    int64
@@ -98,7 +102,8 @@ func (n number) integer() (int64, bool) {
 	return n.i, true
 }
 
-// unsigned converts the number to a uint64; ok is false if that would change it.
+// unsigned converts the number to a uint64; ok is false if that would change it. As in
+// integer, -0.0 is not an unsigned number.
 func (n number) unsigned() (uint64, bool) {
 	switch n.kind {
 	case kindInt:
@@ -132,7 +137,7 @@ func (n number) float() (float64, bool) {
 func isNumber(t arrow.DataType) bool { return arrow.IsInteger(t.ID()) || arrow.IsFloating(t.ID()) }
 
 // numbersOf returns a function of an array's values. For null rows its results have no
-// meaning.
+// meaning. The type is examined once for the column and not for each value.
 func numbersOf(a arrow.Array) func(i int) number {
 	switch a := a.(type) {
 	case *array.Int8:
@@ -212,7 +217,8 @@ func putNumber(b array.Builder) func(number) bool {
 	panic("no numbers: " + b.Type().String()) // the callers have checked isNumber
 }
 
-// putInt appends to a builder of signed integers.
+// putInt appends to a builder of signed integers. The conversion to T and back detects a
+// value that is out of range.
 func putInt[T int8 | int16 | int32 | int64](add func(T)) func(number) bool {
 	return func(n number) bool {
 		v, ok := n.integer()
@@ -252,6 +258,7 @@ func putFloat(as func(float64) (float64, func())) func(number) bool {
 }
 
 // fitBytes converts texts or bytes to another width of offsets, or to a fixed size.
+// Fixed-size values must have exactly the size: padding would change them.
 func fitBytes(a arrow.Array, to arrow.DataType) (arrow.Array, *misfit) {
 	b := array.NewBuilder(memory.DefaultAllocator, to)
 	defer b.Release()
@@ -290,6 +297,7 @@ func fitTimes(a arrow.Array, from, to arrow.TimeUnit, dt arrow.DataType) (arrow.
 		a.Data().NullN(), a.Data().Offset()))
 	b := array.NewInt64Builder(memory.DefaultAllocator)
 	defer b.Release()
+	// Exactly one of the two factors is larger than 1, unless the units are equal.
 	mul, div := int64(1), int64(1)
 	if per := int64(from.Multiplier()) / int64(to.Multiplier()); per > 1 {
 		mul = per
@@ -331,6 +339,8 @@ func fitNested(a arrow.Array, to arrow.DataType) (arrow.Array, *misfit) {
 		children = append(children, made.Data())
 		return nil
 	}
+	// Types must agree in their structure: names and the order of fields decide which value
+	// is meant.
 	var bad *misfit
 	switch to := to.(type) {
 	case *arrow.ListType:

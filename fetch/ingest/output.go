@@ -13,16 +13,20 @@ import (
 )
 
 // output builds the manifest of a snapshot and stores it through an ingest, together with
-// the blobs of its rows. It is not safe for concurrent use.
+// the blobs of its rows. It is not safe for concurrent use. Its owner is a Writer or an
+// application. Pages are stored as soon as they are full, so its memory does not grow with
+// the rows except for splits, chunks and marks.
 type output struct {
 	putter
 	opts    outputOptions
 	builder *schema.ChunkBuilder
 	chunks  []schema.Chunk
 	pages   schema.PageList // of the chunk being built
-	marks   []mark          // of all pages, in order
-	splits  []schema.Split
-	rows    int64 // added so far
+	// marks identify all pages, in order. They are compared with the pages of a base: see
+	// Writer.samePages.
+	marks  []mark
+	splits []schema.Split
+	rows   int64 // added so far
 }
 
 // mark identifies the content of a page, wherever the page is stored.
@@ -56,7 +60,8 @@ func newOutput(in store.Ingest, opts outputOptions) output {
 		builder: schema.NewChunkBuilder(opts.mem, opts.schema)}
 }
 
-// close ends the ingest and releases memory. It may be called again.
+// close ends the ingest and releases memory. It may be called again. It does not store the
+// unfinished page: without a commit it has no use.
 func (o *output) close() error {
 	o.release()
 	return o.end()
@@ -82,6 +87,7 @@ func (o *output) turn(n int, piece func() error) error {
 // so that equal rows give equal pages.
 func (o *output) add(ctx context.Context, ids []schema.ID, meta arrow.Record, refs [][]*schema.BlobRef) error {
 	o.rows += int64(len(ids))
+	// A call can contribute to several pages, and a page can have rows of several calls.
 	for start := 0; start < len(ids); {
 		// A page ends at its number of rows or at its number of bytes, whichever comes
 		// first.
@@ -122,6 +128,8 @@ func (o *output) flush(ctx context.Context) error {
 	if err := o.flushPage(ctx); err != nil || o.pages.Len() == 0 {
 		return err
 	}
+	// The pages are stored already. An index makes a chunk of many pages one reference in
+	// the snapshot's record.
 	data, chunk := o.pages.Finish()
 	// A chunk of one page has no index.
 	if data != nil {
@@ -134,7 +142,8 @@ func (o *output) flush(ctx context.Context) error {
 	return nil
 }
 
-// flushPage stores the page that was being built.
+// flushPage stores the page that was being built. An empty page is not stored: flush is
+// called again at a commit.
 func (o *output) flushPage(ctx context.Context) error {
 	if o.builder.Rows() == 0 {
 		return nil
@@ -178,7 +187,8 @@ func addRange(splits []schema.Split, name string, r schema.Range) []schema.Split
 	return splits
 }
 
-// checkRanges fails with schema.ErrLimit if the splits have too many ranges.
+// checkRanges fails with schema.ErrLimit if the splits have too many ranges. A client that
+// interleaves the rows of two splits would otherwise make one range of each row.
 func checkRanges(splits []schema.Split) error {
 	n := 0
 	for _, s := range splits {

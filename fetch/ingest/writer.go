@@ -79,7 +79,9 @@ type Options struct {
 }
 
 // Writer writes one snapshot. It is not safe for concurrent use. It holds one manifest
-// chunk in memory, 16 bytes for each row, and as many for each blob without a checksum.
+// chunk in memory, 16 bytes for each row, and as many for each blob without a checksum. The
+// first error of a write makes it unusable: rows may be missing then, and a snapshot
+// without them would look complete.
 type Writer struct {
 	output // of the rows written; its splits count from the first of these rows
 	store  store.Store
@@ -97,7 +99,8 @@ type Writer struct {
 }
 
 // New opens a Writer. The caller must Close it. Errors of the options are
-// schema.ErrInvalid.
+// schema.ErrInvalid. It fails early if the mode does not allow a snapshot, so that no blob
+// is stored in vain. The base is looked up again if another writer commits meanwhile.
 func New(ctx context.Context, store store.Store, opts Options) (*Writer, error) {
 	if err := schema.CheckName("dataset", opts.Dataset); err != nil {
 		return nil, err
@@ -135,6 +138,7 @@ func New(ctx context.Context, store store.Store, opts Options) (*Writer, error) 
 
 // findBase looks up the newest snapshot, and checks whether the mode allows it.
 func (w *Writer) findBase(ctx context.Context) error {
+	// A missing dataset is an error for Append only.
 	base, err := w.store.Snapshot(ctx, w.opts.Dataset, 0)
 	switch {
 	case errors.Is(err, schema.ErrNotFound):
@@ -171,6 +175,8 @@ func (w *Writer) findBase(ctx context.Context) error {
 
 // schemaDiff describes the first difference of two logical schemas; "" if there is none.
 func schemaDiff(have, got *arrow.Schema) string {
+	// Missing and additional columns are named first: if they exist, every comparison by
+	// index after them would report the wrong column.
 	for _, f := range got.Fields() {
 		if !have.HasField(f.Name) {
 			return fmt.Sprintf("it has no column %q; leave the column out, or add it by a merge first", f.Name)
@@ -240,6 +246,8 @@ func (w *Writer) Write(ctx context.Context, split string, ids []schema.ID, meta 
 	if w.err != nil {
 		return w.err
 	}
+	// The check needs only the shape. So content and references share one path, and nothing
+	// is stored before the check.
 	shape := shapeOf(blobs, func(b []byte) bool { return b == nil })
 	w.err = w.write(ctx, split, ids, meta, shape, func() ([][]*schema.BlobRef, error) { return w.put(ctx, blobs) })
 	return w.err
@@ -350,6 +358,7 @@ func (w *Writer) write(ctx context.Context, split string, ids []schema.ID, meta 
 	if len(ids) == 0 {
 		return nil
 	}
+	// The split grows before blobs are stored, because too many ranges must fail cheaply.
 	if err := w.extend(split, int64(len(ids))); err != nil {
 		return err
 	}
@@ -365,6 +374,7 @@ func (w *Writer) write(ctx context.Context, split string, ids []schema.ID, meta 
 func (w *Writer) check(ids []schema.ID, meta arrow.Record, blobs shape) error {
 	rows := len(ids)
 	switch {
+	// First the numbers of columns and rows: the loops below index by them.
 	case meta == nil && len(w.meta) > 0:
 		return fmt.Errorf("%w: the rows lack their %d metadata columns", schema.ErrInvalid, len(w.meta))
 	case meta != nil && int(meta.NumCols()) != len(w.meta):
@@ -434,6 +444,7 @@ func (w *Writer) commit(ctx context.Context) (*schema.Snapshot, bool, error) {
 	if err := w.turn(len(w.ids), w.checkUnique); err != nil {
 		return nil, false, err
 	}
+	// Each pass builds the snapshot on the newest base. Blobs and pages are stored already.
 	checked := map[schema.Key]bool{} // chunks of bases that have none of the new ids
 	for range rebases {
 		snap := w.snapshot()
@@ -465,6 +476,7 @@ func (w *Writer) commit(ctx context.Context) (*schema.Snapshot, bool, error) {
 		if !errors.Is(err, schema.ErrConflict) {
 			return nil, false, fmt.Errorf("commit to %s: %w", w.opts.Dataset, err)
 		}
+		// Another writer was first. Its snapshot is the next base; Create fails here.
 		if err := w.findBase(ctx); err != nil {
 			return nil, false, err
 		}
@@ -489,6 +501,7 @@ func (w *Writer) snapshot() *schema.Snapshot {
 		for _, split := range w.base.Splits {
 			s.Splits = append(s.Splits, schema.Split{Name: split.Name, Ranges: slices.Clone(split.Ranges)})
 		}
+		// Ranges of the written rows start at 0. Behind the base's rows they are shifted.
 		offset = w.base.Rows()
 	}
 	s.Chunks = append(s.Chunks, w.chunks...)
@@ -556,6 +569,7 @@ func (w *Writer) samePages(ctx context.Context, snap *schema.Snapshot) (bool, er
 		if err != nil {
 			return false, fmt.Errorf("compare with %s@%d: %w", base.Dataset, base.Number, err)
 		}
+		// Comparison stops at the first page that differs, so a real change costs little.
 		if len(pages) > len(marks) || !slices.EqualFunc(pages, marks[:len(pages)], func(page schema.Chunk, m mark) bool {
 			return markOf(page) == m
 		}) {
@@ -605,7 +619,9 @@ func (w *Writer) isTail(base *schema.Snapshot) bool {
 // compareIDs orders ids by their bytes.
 func compareIDs(a, b schema.ID) int { return bytes.Compare(a[:], b[:]) }
 
-// checkUnique sorts the ids, and fails if one occurs twice.
+// checkUnique sorts the ids, and fails if one occurs twice. Sorting needs no memory besides
+// the ids, and checkBase needs them sorted. A map of all ids would take several times as
+// much.
 func (w *Writer) checkUnique() error {
 	slices.SortFunc(w.ids, compareIDs)
 	var dup duplicates
@@ -627,6 +643,8 @@ func (w *Writer) checkBase(ctx context.Context, checked map[schema.Key]bool) err
 			unseen = append(unseen, c)
 		}
 	}
+	// A binary search for each id of the base: the new ids are in memory, those of the base
+	// are not.
 	err := store.EachPage(ctx, w.base, unseen, w.store.Get, func(_ schema.Chunk, m *schema.Manifest) error {
 		return w.turn(int(m.Rows()), func() error {
 			for pos := range m.Rows() {
@@ -716,7 +734,7 @@ func stays(was, is arrow.Field) bool {
 }
 
 // widens reports whether each value of one type is a value of the other, which is of the
-// same kind.
+// same kind. Floats never replace integers: a large integer would be rounded.
 func widens(from, to arrow.DataType) bool {
 	a, b := from.ID(), to.ID()
 	switch {
@@ -735,7 +753,8 @@ func widens(from, to arrow.DataType) bool {
 // bits is the width of a number in bits.
 func bits(t arrow.DataType) int { return t.(arrow.FixedWidthDataType).BitWidth() }
 
-// mostListed is how many items a message lists.
+// mostListed is how many items a message lists. A message with more names is not read to
+// its end.
 const mostListed = 8
 
 // listed joins items for a message.
@@ -795,14 +814,15 @@ func renumbered(was, is []string) string {
 }
 
 // putter stores blobs through an ingest, several at the same time. It is not safe for
-// concurrent use.
+// concurrent use. Only one call of put is active at a time; its workers end with it.
 type putter struct {
 	in      store.Ingest
 	workers int
 	cells   []cell // reused between calls
 }
 
-// cell is a blob that is being stored.
+// cell is a blob that is being stored. One worker writes it, and put reads it after all
+// workers have ended.
 type cell struct {
 	data []byte
 	ref  schema.BlobRef

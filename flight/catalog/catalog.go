@@ -388,8 +388,8 @@ func (c *Catalog) notFor(ctx context.Context, d policy.Decision, dataset string,
 	if !missing && d.Restriction == nil {
 		return err
 	}
-	// The snapshot tells whether err is about the dataset or about a part of it, such as a
-	// split.
+	// The snapshot decides whether err is about the dataset or about a part of it, such as
+	// a split.
 	snap, gone := c.engine.Store().Snapshot(ctx, dataset, number)
 	if !errors.Is(gone, schema.ErrNotFound) {
 		// The missing thing may also be a split or a selection.
