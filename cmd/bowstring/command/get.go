@@ -19,7 +19,8 @@ import (
 	"bowstring/schema"
 )
 
-// GetCmd is bowstring get.
+// GetCmd is bowstring get. The samples come by the same requests as those of a training
+// job, so that get shows what a job would get.
 type GetCmd struct {
 	To     string `required:"" placeholder:"PATH" help:"File or folder to write. FILE.parquet, FILE.arrow and DIR/ imply the format."`
 	Format string `enum:",parquet,arrow,folder" default:"" placeholder:"FORMAT" help:"Format, if the name does not imply it: parquet, arrow or folder (files by class, with metadata.parquet)."`
@@ -31,7 +32,8 @@ type GetCmd struct {
 	Force     bool    `short:"f" help:"Replace what is there."`
 }
 
-// requestFlags say which samples, and in which order.
+// requestFlags define which samples a command reads, and in which order. get, warm and
+// explain share them, so that the three describe one job by the same flags.
 type requestFlags struct {
 	Source      splitRef    `arg:"" optional:"" name:"dataset[@n][/split]" help:"Dataset, or one split of it; of the newest snapshot, or number or tag N."`
 	Mixture     mixtureFlag `placeholder:"FILE" help:"Several datasets, mixed, in the place of one: a file with the mixture of a request as JSON, or that itself."`
@@ -42,10 +44,10 @@ type requestFlags struct {
 	Epoch       uint64      `placeholder:"N" help:"Epoch of that order."`
 }
 
-// opsFlag is operators as a flag has them.
+// opsFlag is the operators of a request, as a flag.
 type opsFlag struct{ operators schema.Operators }
 
-// UnmarshalText takes JSON, or the name of a file with JSON.
+// UnmarshalText parses JSON, or reads the file that text names.
 func (f *opsFlag) UnmarshalText(text []byte) error {
 	text, err := jsonOrFile(text)
 	if err != nil {
@@ -55,7 +57,9 @@ func (f *opsFlag) UnmarshalText(text []byte) error {
 	return err
 }
 
-// jsonOrFile is the JSON of an object that a flag has, itself or as the name of a file.
+// jsonOrFile returns the JSON object of a flag, which is the text itself or the content
+// of the file that it names. A text that begins with a brace is JSON: few names of files
+// do.
 func jsonOrFile(text []byte) ([]byte, error) {
 	if bytes.HasPrefix(bytes.TrimSpace(text), []byte("{")) {
 		return text, nil
@@ -63,10 +67,10 @@ func jsonOrFile(text []byte) ([]byte, error) {
 	return os.ReadFile(string(text))
 }
 
-// mixtureFlag is a mixture as a flag has it.
+// mixtureFlag is the mixture of a request, as a flag. It is nil if the flag is not given.
 type mixtureFlag struct{ mixture *schema.Mixture }
 
-// UnmarshalText takes JSON, or the name of a file with JSON.
+// UnmarshalText parses JSON, or reads the file that text names.
 func (f *mixtureFlag) UnmarshalText(text []byte) error {
 	text, err := jsonOrFile(text)
 	if err != nil {
@@ -76,10 +80,10 @@ func (f *mixtureFlag) UnmarshalText(text []byte) error {
 	return schema.DecodeJSON("mixture", text, f.mixture)
 }
 
-// sampleFlag is how often each sample comes, as a flag has it.
+// sampleFlag is the sampling of a request, as a flag. It is nil if the flag is not given.
 type sampleFlag struct{ sample *schema.Sample }
 
-// UnmarshalText takes JSON, or the name of a file with JSON.
+// UnmarshalText parses JSON, or reads the file that text names.
 func (f *sampleFlag) UnmarshalText(text []byte) error {
 	text, err := jsonOrFile(text)
 	if err != nil {
@@ -89,7 +93,8 @@ func (f *sampleFlag) UnmarshalText(text []byte) error {
 	return schema.DecodeJSON("sample", text, f.sample)
 }
 
-// check is part of the Validate of the commands that have the flags.
+// check is part of the Validate of the commands with these flags. It reports combinations
+// that the server would reject, in the words of the flags.
 func (f *requestFlags) check() error {
 	if mixed := f.Mixture.mixture != nil; mixed == (f.Source.Name != "") {
 		return errors.New("give a dataset, or --mixture and none")
@@ -103,7 +108,7 @@ func (f *requestFlags) check() error {
 	return nil
 }
 
-// what is what the samples are of, for people.
+// what names the dataset or the mixture, for people.
 func (f *requestFlags) what() string {
 	if m := f.Mixture.mixture; m != nil {
 		return printable(schema.Request{Mixture: m}.Names())
@@ -111,7 +116,7 @@ func (f *requestFlags) what() string {
 	return f.Source.String()
 }
 
-// request is the request that the flags describe.
+// request returns the request that the flags describe.
 func (f *requestFlags) request() schema.Request {
 	r := schema.Request{
 		Dataset: f.Source.Name, Snapshot: f.Source.Snapshot, Tag: f.Source.Tag, Split: f.Source.Split,
@@ -123,7 +128,9 @@ func (f *requestFlags) request() schema.Request {
 	return r
 }
 
-// Validate is called by kong.
+// Validate is called by kong. It rejects what a format cannot hold before anything is
+// read. A folder has one file for each sample, so that repeated samples and several
+// datasets would overwrite files.
 func (c *GetCmd) Validate() error {
 	if c.Limit < 0 {
 		return fmt.Errorf("--limit: got %d, want 1 or more", c.Limit)
@@ -146,6 +153,8 @@ func (c *GetCmd) Validate() error {
 	return nil
 }
 
+// format returns the format of the output, and "" if neither a flag nor the name implies
+// it. An existing directory is a folder also without a slash at the end of its name.
 func (c *GetCmd) format() string {
 	if c.Format != "" {
 		return c.Format
@@ -156,11 +165,14 @@ func (c *GetCmd) format() string {
 	return export.FormatOf(c.To)
 }
 
-// Run copies what was asked for.
+// Run copies the samples of the request to a file or folder.
 func (c *GetCmd) Run(ctx context.Context, app *App) error {
 	return app.with(ctx, false, func(client *client) error {
 		request := c.request()
 		request.Layout, request.OnError, request.Operators = schema.Layout(c.Layout), c.OnError, c.Operators.operators
+		// An export should restore the dataset when it is imported again. That takes the
+		// id and the split, which a request leaves out unless it names them. The snapshot
+		// is fixed here, so that the columns and the rows are of the same one.
 		splits := false
 		if request.Mixture == nil &&
 			(c.format() == "folder" || len(c.Columns) == 0 && c.Source.Split == "" && request.Operators == nil) {
@@ -170,6 +182,8 @@ func (c *GetCmd) Run(ctx context.Context, app *App) error {
 			}
 			request.Snapshot, request.Tag = d.Snapshot, ""
 			splits = c.Source.Split == "" && len(d.Splits) > 1
+			// One split with the default name is what an import makes without a split
+			// column.
 			if c.format() == "folder" || splits || len(d.Splits) == 1 && d.Splits[0].Name != ingest.DefaultSplit {
 				request.Columns = exportColumns(&d, c.Columns)
 			}
@@ -183,8 +197,8 @@ func (c *GetCmd) Run(ctx context.Context, app *App) error {
 	})
 }
 
-// exportColumns are the columns that restore a dataset: those asked for, the id and the
-// split.
+// exportColumns returns the columns that restore a dataset: those that the user asked
+// for, and the id and the split after them.
 func exportColumns(d *description, asked []string) []string {
 	columns := slices.Clone(asked)
 	if len(columns) == 0 {
@@ -200,18 +214,22 @@ func exportColumns(d *description, asked []string) []string {
 	return columns
 }
 
-// copy reads the endpoints in order and writes what they give.
+// copy reads the endpoints in order and writes their rows. The output becomes visible by
+// commit only: after an error or Ctrl-C there is no file that looks complete.
 func (c *GetCmd) copy(ctx context.Context, app *App, client *client, info *arrowflight.FlightInfo,
 	splits bool) (err error) {
 	total := info.GetTotalRecords()
 	if c.Limit > 0 {
 		total = min(total, c.Limit)
 	}
+	// The sink needs the schema, which only the first stream has.
 	out := &output{to: c.To, format: c.format(), opts: export.Options{Force: c.Force, SplitFolders: splits},
 		left: total}
 	defer func() { err = errors.Join(err, out.close()) }()
 	progress := app.progress("", total, "rows")
 	defer func() { _ = progress.Exit() }()
+	// The endpoints are read one after another, because the file keeps the order of the
+	// request.
 	for _, endpoint := range info.GetEndpoint() {
 		if err := readStream(ctx, client, endpoint.GetTicket(), out.open, func(rec arrow.Record) (bool, error) {
 			n, err := out.write(rec)
@@ -229,19 +247,23 @@ func (c *GetCmd) copy(ctx context.Context, app *App, client *client, info *arrow
 	return nil
 }
 
-// output is the sink of a command, opened when the schema is known.
+// output is the sink of a command, opened when the schema is known. One goroutine uses
+// it.
 type output struct {
 	to, format string
 	opts       export.Options
-	left       int64 // rows still wanted
-	rows       int64 // written
-	sink       export.Sink
+	left       int64       // rows that are still wanted
+	rows       int64       // rows that were written
+	sink       export.Sink // nil until open
 }
 
+// open opens the sink at the first call. Further endpoints have the same schema.
 func (o *output) open(s *arrow.Schema) (err error) {
 	if o.sink != nil {
 		return nil
 	}
+	// A tensor has no form as a file. Without this check the first row would fail, after
+	// the folder was made.
 	if o.format == "folder" {
 		for _, f := range s.Fields() {
 			if schema.IsTensor(f) {
@@ -261,7 +283,7 @@ func (o *output) open(s *arrow.Schema) (err error) {
 	return err
 }
 
-// write writes as many of the rows as are wanted.
+// write writes the rows that are still wanted, and returns their number.
 func (o *output) write(rec arrow.Record) (int64, error) {
 	n := min(rec.NumRows(), o.left)
 	o.left -= n
@@ -269,11 +291,13 @@ func (o *output) write(rec arrow.Record) (int64, error) {
 	if n == rec.NumRows() {
 		return n, o.sink.Write(rec)
 	}
+	// The slice shares the record's buffers.
 	part := rec.NewSlice(0, n)
 	defer part.Release()
 	return n, o.sink.Write(part)
 }
 
+// commit makes the output visible under its name.
 func (o *output) commit() error {
 	if o.sink == nil {
 		return errors.New("the server named no endpoint to read from")
@@ -281,6 +305,7 @@ func (o *output) commit() error {
 	return o.sink.Commit()
 }
 
+// close removes the output unless it was committed.
 func (o *output) close() error {
 	if o.sink == nil {
 		return nil
@@ -288,10 +313,11 @@ func (o *output) close() error {
 	return o.sink.Close()
 }
 
-// readStream reads the records of a ticket, as readRecords does.
+// readStream reads the records of a ticket, as readRecords does. It cancels the stream
+// when it returns: otherwise the server would keep sending to a caller that has enough.
 func readStream(ctx context.Context, c *client, ticket *arrowflight.Ticket, open func(*arrow.Schema) error,
 	each func(arrow.Record) (more bool, err error)) error {
-	ctx, cancel := context.WithCancel(ctx) // ends the stream where it is not read to its end
+	ctx, cancel := context.WithCancel(ctx) // ends a stream that is not read to its end
 	defer cancel()
 	stream, err := c.DoGet(ctx, ticket)
 	if err != nil {
@@ -300,7 +326,8 @@ func readStream(ctx context.Context, c *client, ticket *arrowflight.Ticket, open
 	return readRecords(stream, open, each)
 }
 
-// readRecords calls open with a stream's schema and each with its records, until each says that it has enough.
+// readRecords calls open with a stream's schema and each with its records, until each
+// returns false or an error. A record is valid only during the call of each.
 func readRecords(stream arrowflight.DataStreamReader, open func(*arrow.Schema) error,
 	each func(arrow.Record) (more bool, err error)) error {
 	reader, err := arrowflight.NewRecordReader(stream)
@@ -319,8 +346,8 @@ func readRecords(stream arrowflight.DataStreamReader, open func(*arrow.Schema) e
 	return reader.Err()
 }
 
-// progress returns a bar on the terminal, or one that shows nothing where there is none. It counts bytes, or what unit
-// names.
+// progress returns a bar on the terminal. Without a terminal it shows nothing. It counts
+// bytes, or what unit names. Commands ignore its errors: a bar is no reason to fail.
 func (a *App) progress(what string, total int64, unit string) *progressbar.ProgressBar {
 	options := []progressbar.Option{
 		progressbar.OptionSetWriter(a.Stderr),
@@ -335,5 +362,6 @@ func (a *App) progress(what string, total int64, unit string) *progressbar.Progr
 		options = append(options, progressbar.OptionShowCount(), progressbar.OptionShowIts(),
 			progressbar.OptionSetItsString(unit))
 	}
+	// The library rejects a total of 0.
 	return progressbar.NewOptions64(cmp.Or(total, 1), options...)
 }

@@ -39,7 +39,7 @@ type ImportCmd struct {
 	DropColumn []string `sep:"none" placeholder:"NAME" help:"Column of the dataset that --mode replace may take away or make another of; it is an error that it would of any other. Repeatable."`
 }
 
-// ReadFlags say what is read of a data set.
+// ReadFlags define what is read of a data set. import and attach share them.
 type ReadFlags struct {
 	Format      string            `enum:"auto,folder,imagefolder,audiofolder,parquet,webdataset,mds,litdata,megatron,tfrecord,commonvoice,list" default:"auto" help:"Format of the data set: ${enum}."`
 	Split       string            `placeholder:"NAME" help:"Split of all samples if the source has no splits (default: train); otherwise the one to read."`
@@ -61,12 +61,14 @@ type ReadFlags struct {
 	Workers     int               `placeholder:"N" help:"Samples read at a time, and stored at a time (default: twice the processors)."`
 	JSON        bool              `name:"json" help:"Print the summary as a JSON object."`
 
+	// Programs that draw a bar of their own set this.
 	ProgressLines bool `hidden:"" help:"Write to standard error how much was read, as lines of JSON, for programs that draw a bar of their own."`
 
 	asked askedOfBuckets
 }
 
-// Run imports.
+// Run imports the data set. It opens the source before the destination, so that a wrong
+// path leaves no empty dataset.
 func (c *ImportCmd) Run(ctx context.Context, app *App) (err error) {
 	if err := c.complete(); err != nil {
 		return err
@@ -80,6 +82,7 @@ func (c *ImportCmd) Run(ctx context.Context, app *App) (err error) {
 	if err != nil {
 		return err
 	}
+	// A dry run reads and checks everything, and then discards it.
 	var to sink = discard{}
 	if !c.DryRun {
 		if to, err = c.open(ctx, app, src, reader); err != nil {
@@ -92,12 +95,16 @@ func (c *ImportCmd) Run(ctx context.Context, app *App) (err error) {
 	return c.into(ctx, app, sum, src, reader, to)
 }
 
+// sourceOptions returns how the source is opened. All of its requests to buckets are
+// counted by asked.
 func (c *ReadFlags) sourceOptions() source.Options {
 	return source.Options{Format: c.Format, Split: c.Split, PathColumn: c.PathColumn, Outside: c.Outside,
 		Columns: c.Columns, LeaveOut: c.LeaveOut, Text: c.Text, Spread: c.Spread, AsMetadata: c.AsMetadata,
 		Tokens: c.Tokens, TokenBlobs: c.TokenBlobs, Bucket: c.asked.open}
 }
 
+// readOptions returns how samples are read and checked. If one column has token ids,
+// their number is counted without a flag.
 func (c *ReadFlags) readOptions(dataset string) source.ReadOptions {
 	count := c.CountTokens
 	if count == "" && len(c.Tokens) == 1 {
@@ -109,7 +116,9 @@ func (c *ReadFlags) readOptions(dataset string) source.ReadOptions {
 		Workers: c.Workers, Limit: c.Limit, LeaveOut: c.LeaveOut}
 }
 
-// into reads a data set into a sink and commits it, if nothing is bad or that may be skipped.
+// into reads a data set into a sink and commits it. If a sample is bad and --skip-bad is
+// not set, nothing is committed: a data set that silently lacks samples is worse than
+// none.
 func (c *ReadFlags) into(ctx context.Context, app *App, sum *summary, src source.Source, reader *source.Reader,
 	to sink) (err error) {
 	bad := badList{path: c.BadList}
@@ -118,6 +127,8 @@ func (c *ReadFlags) into(ctx context.Context, app *App, sum *summary, src source
 	if err := c.read(ctx, app, src, reader, to, sum, &bad); err != nil {
 		return err
 	}
+	// The list is complete before the commit. The deferred Close covers the other
+	// returns.
 	if err := bad.Close(); err != nil {
 		return err
 	}
@@ -127,6 +138,7 @@ func (c *ReadFlags) into(ctx context.Context, app *App, sum *summary, src source
 		return fmt.Errorf("%w: %s of %s samples cannot be %s, so none was; --skip-bad %s the others",
 			schema.ErrInvalid, humanize.Comma(bad.n), humanize.Comma(bad.n+sum.Rows), sum.verb.done, sum.verb.does)
 	}
+	// An empty snapshot would replace a good one after a wrong pattern.
 	if sum.Rows == 0 {
 		bad.print(app)
 		return fmt.Errorf("%w: %s has no sample that can be %s", schema.ErrInvalid, src.Describe(), sum.verb.done)
@@ -139,12 +151,13 @@ func (c *ReadFlags) into(ctx context.Context, app *App, sum *summary, src source
 	return sum.print(app, c.JSON)
 }
 
-// complete fills in what was left out.
+// complete sets the flags that were left out.
 func (c *ImportCmd) complete() error {
 	return c.ReadFlags.complete(&c.Dataset, source.NameOf(c.Path))
 }
 
-// complete fills in what was left out. from is what the name of the dataset is made of where there is none.
+// complete sets the flags that were left out, and checks those that kong cannot. The name
+// of the dataset, if it is missing, is made of from.
 func (c *ReadFlags) complete(dataset *string, from string) error {
 	if *dataset == "" {
 		*dataset, _, _ = strings.Cut(from, ".")
@@ -169,8 +182,9 @@ func (c *ReadFlags) complete(dataset *string, from string) error {
 	return nil
 }
 
-// read reads all samples and writes the good ones, until the first bad one
-// that must not be skipped; then it only looks for more of them.
+// read reads all samples and writes the good ones. After the first bad one that must not
+// be skipped, it writes nothing more, but reads on and collects the other bad ones. The
+// user then sees all of them at once, and not one in each run.
 func (c *ReadFlags) read(ctx context.Context, app *App, src source.Source, reader *source.Reader, to sink, sum *summary,
 	bad *badList) error {
 	what := sum.verb.do + " " + sum.Dataset
@@ -201,13 +215,14 @@ func (c *ReadFlags) read(ctx context.Context, app *App, src source.Source, reade
 				sum.Bytes)
 		}
 	}
+	// The reader ends without an error when ctx ends.
 	return ctx.Err()
 }
 
-// progressEvery is how often --progress-lines writes a line.
+// progressEvery is the interval of the lines of --progress-lines.
 const progressEvery = 100 * time.Millisecond
 
-// progress draws a bar on a terminal, and nothing elsewhere.
+// progress returns a bar of samples. Their number may be unknown.
 func (c *ReadFlags) progress(app *App, what string, src source.Source) *progressbar.ProgressBar {
 	rows := src.Rows()
 	if c.Limit > 0 {
@@ -216,7 +231,8 @@ func (c *ReadFlags) progress(app *App, what string, src source.Source) *progress
 	return app.progress(what, rows, "samples")
 }
 
-// open opens the store or the server that the flags name.
+// open opens the store or the server that the flags name. The store is written in this
+// process, which saves a copy of all blobs through a connection.
 func (c *ImportCmd) open(ctx context.Context, app *App, src source.Source, reader *source.Reader) (sink, error) {
 	if app.globals.Server != "" {
 		return openUpload(ctx, app, c, src, reader)
@@ -239,47 +255,49 @@ func (c *ImportCmd) open(ctx context.Context, app *App, src source.Source, reade
 	return &storeSink{store: store, w: w, before: store.Stats()}, nil
 }
 
-// summary is the output of an import when it is done.
+// summary is the output of an import or attachment. Its JSON is what --json prints. The
+// goroutine of the command owns it.
 type summary struct {
 	Dataset  string         `json:"dataset"`
-	Snapshot int64          `json:"snapshot,omitempty"` // not with DryRun
-	Changed  bool           `json:"changed"`            // there is a new snapshot
+	Snapshot int64          `json:"snapshot,omitempty"` // absent with DryRun
+	Changed  bool           `json:"changed"`            // whether there is a new snapshot
 	DryRun   bool           `json:"dry_run,omitempty"`
 	Format   string         `json:"format"`
 	Source   string         `json:"source"`
 	Rows     int64          `json:"rows"`
 	Splits   []splitRows    `json:"splits"`
-	Classes  map[string]int `json:"classes,omitempty"` // how many, by label column
+	Classes  map[string]int `json:"classes,omitempty"` // number of classes by label column
 	Blobs    int64          `json:"blobs"`
 	Bytes    int64          `json:"bytes"` // of the blobs
-	// blobs that were stored before, or twice here; of a server not known
+	// Dedups is the number of blobs that the store had already, or that occur twice in
+	// the data set. It is nil if a server stores them.
 	Dedups  *int64   `json:"dedups,omitempty"`
 	Bad     int64    `json:"bad"`
 	BadList string   `json:"bad_list,omitempty"`
 	Notes   []string `json:"notes,omitempty"`
 	Seconds float64  `json:"seconds"`
 	MBPerS  float64  `json:"mb_per_s"`
-	// For an attachment to an existing dataset.
+	// Update is set by an attachment to an existing dataset.
 	Update *updated `json:"update,omitempty"`
-	// For an attachment: how well a shuffle of blocks mixes its classes.
+	// Mixing is set by an attachment: how well a shuffle of blocks mixes its classes.
 	Mixing *fetch.Mixing `json:"block_shuffle,omitempty"`
-	// Buckets are those that were asked, of the source and of the store.
+	// Buckets are the requests to the buckets of the source and of the store.
 	Buckets []bucketAsked `json:"buckets,omitempty"`
 
 	verb  verb
 	begun time.Time
-	files int64  // whose samples were read
-	file  string // the last of them
+	files int64  // number of files whose samples were read
+	file  string // the last of these files
 }
 
-// verb is what a command does, in the forms that messages need.
+// verb is the name of a command in the forms that messages need.
 type verb struct{ do, does, done string }
 
-// updated says how the rows of an attachment compare with those of the snapshot before.
+// updated compares the rows of an attachment with those of the snapshot before.
 type updated struct {
-	Kept    int64 `json:"kept"`             // at the same extents as before
-	Proven  int64 `json:"proven,omitempty"` // at the same extents as before, with new checksums
-	Changed int64 `json:"changed"`          // ids that were there, with other blobs
+	Kept    int64 `json:"kept"`             // same extents as before
+	Proven  int64 `json:"proven,omitempty"` // same extents as before, with new checksums
+	Changed int64 `json:"changed"`          // ids that existed, with other blobs
 	New     int64 `json:"new"`
 	Gone    int64 `json:"gone"`
 }
@@ -289,6 +307,7 @@ type splitRows struct {
 	Rows int64  `json:"rows"`
 }
 
+// newSummary returns a summary without rows. The lists are empty and not nil, for JSON.
 func newSummary(dataset string, c *ReadFlags, src source.Source, columns *arrow.Schema) *summary {
 	s := &summary{
 		Dataset: dataset, DryRun: c.DryRun, Format: src.Format(), Source: src.Describe(), Notes: src.Notes(),
@@ -302,6 +321,9 @@ func newSummary(dataset string, c *ReadFlags, src source.Source, columns *arrow.
 	return s
 }
 
+// add counts a batch. Files are counted when they change, because samples of a file
+// follow one another. A blob counts if it was read, is known from before, or stays in
+// place.
 func (s *summary) add(b *source.Batch) {
 	n := int64(len(b.Keys))
 	s.Rows += n
@@ -333,13 +355,15 @@ func (s *summary) add(b *source.Batch) {
 	s.Splits[i].Rows += n
 }
 
-// soFar says, beside a bar of samples, what was read by now.
+// soFar returns what was read by now, for the bar. The rate is the mean since the start.
 func (s *summary) soFar() string {
 	rate := float64(s.Bytes) / max(time.Since(s.begun).Seconds(), 1e-3)
 	return fmt.Sprintf(": %s, %s, %s/s", plural(s.files, "file"), humanize.Bytes(uint64(s.Bytes)),
 		humanize.Bytes(uint64(rate)))
 }
 
+// done sets the duration and the rate. Bytes count in MB of 10^6, as disks and networks
+// do.
 func (s *summary) done(took time.Duration) {
 	s.Seconds = took.Seconds()
 	if s.Seconds > 0 {
@@ -347,6 +371,8 @@ func (s *summary) done(took time.Duration) {
 	}
 }
 
+// print prints the summary, as JSON or as lines of a name and values. Lines without
+// content are left out.
 func (s *summary) print(app *App, asJSON bool) error {
 	if asJSON {
 		return printJSON(app.Stdout, s)
@@ -401,67 +427,73 @@ func (s *summary) print(app *App, asJSON bool) error {
 	return app.Printf("%s", b.String())
 }
 
-// discard is where a dry run goes.
+// discard is the sink of a dry run.
 type discard struct{}
 
 func (discard) Write(context.Context, *source.Batch) error { return nil }
 func (discard) Commit(context.Context, *summary) error     { return nil }
 func (discard) Close() error                               { return nil }
 
-// uploadSink sends an import to a server by DoPut. Where there are several
-// splits, a column of that name says of each row in which it is.
+// uploadSink sends an import to a server by DoPut. If there are several splits, a column
+// named split has the split of each row. One goroutine writes; receive runs in another
+// one from beginUpload to the end of the call.
 type uploadSink struct {
-	client *client
-	cancel context.CancelFunc // of the call
+	client *client            // owned: Close closes it
+	cancel context.CancelFunc // ends the call
 	stream arrowflight.FlightService_DoPutClient
 	w      *arrowflight.Writer
 	schema *arrow.Schema // of the batches sent
 	splits bool          // its last column is the split
 	rows   int64
-	ended  chan putEnd // gets one value, when the server has ended the call
+	ended  chan putEnd // has one value after the server has ended the call
 }
 
-// putEnd is how the server ended the call.
+// putEnd is how the server ended the call: its last result, its notes, and its error.
 type putEnd struct {
 	last  putResult
 	notes []string
 	err   error
 }
 
-// putResult is the last result of DoPut. Acknowledgements of batches lack these fields.
+// putResult is a result of DoPut. The last one has the snapshot; acknowledgements of
+// batches lack these fields.
 type putResult struct {
 	Dataset  string `json:"dataset"`
 	Snapshot int64  `json:"snapshot"`
 	Rows     int64  `json:"rows"`
 	Changed  bool   `json:"changed"`
 	Note     string `json:"note"` // in a result of its own
-	// Of a call that changes rows that are there.
+	// These are set by a call that changes existing rows.
 	Matched  int64 `json:"matched"`
 	Inserted int64 `json:"inserted"`
 	Ignored  int64 `json:"ignored"`
 	Deleted  int64 `json:"deleted"`
 }
 
-// putCommand is the descriptor of the call.
+// putCommand is the descriptor of the call. Its JSON is part of the protocol.
 type putCommand struct {
 	Put putOptions `json:"put"`
 }
 
+// putOptions are the options of DoPut that the commands use.
 type putOptions struct {
 	Dataset string `json:"dataset"`
 	Split   string `json:"split,omitempty"`
 	Mode    string `json:"mode"`
 	Source  string `json:"source"`
 	// Blobs names all blob columns, so that no other column of bytes is taken for one.
-	Blobs  []string `json:"blobs,omitzero"`
-	Commit string   `json:"commit"`
+	Blobs []string `json:"blobs,omitzero"`
+	// With Commit "message" the server makes the snapshot only after a message that says
+	// so. A client that dies in the middle leaves nothing behind.
+	Commit string `json:"commit"`
 
 	On          string   `json:"on,omitempty"`
 	Missing     string   `json:"missing,omitempty"`
 	DropColumns []string `json:"drop_columns,omitempty"`
 }
 
-// openUpload begins a DoPut.
+// openUpload begins the DoPut of an import. If the source has several splits, or may show
+// more of them later, a split column is added.
 func openUpload(ctx context.Context, app *App, c *ImportCmd, src source.Source,
 	reader *source.Reader) (_ sink, err error) {
 	blobs := []string{}
@@ -471,7 +503,7 @@ func openUpload(ctx context.Context, app *App, c *ImportCmd, src source.Source,
 	put := putOptions{Dataset: c.Dataset, Blobs: blobs, Split: c.Split, Mode: c.Mode, Source: src.Describe(),
 		Commit: "message", DropColumns: c.DropColumn}
 	columns, splits := reader.Schema(), src.Splits()
-	several := len(splits) != 1 && c.Split == "" // also if only the samples show them
+	several := len(splits) != 1 && c.Split == "" // also if the splits are known only from the samples
 	switch {
 	case several:
 		field := arrow.Field{Name: schema.SplitColumn, Type: arrow.BinaryTypes.String}
@@ -491,7 +523,8 @@ func openUpload(ctx context.Context, app *App, c *ImportCmd, src source.Source,
 	return s, nil
 }
 
-// beginUpload begins a DoPut of batches with a schema. The sink owns the client from then on.
+// beginUpload begins a DoPut of batches with a schema. If it succeeds, the sink owns the
+// client.
 func beginUpload(ctx context.Context, client *client, put putOptions, columns *arrow.Schema) (*uploadSink, error) {
 	command, err := json.Marshal(putCommand{put})
 	if err != nil {
@@ -510,8 +543,8 @@ func beginUpload(ctx context.Context, client *client, put putOptions, columns *a
 	return s, nil
 }
 
-// receive reads the results, so that the server is not held up by them. It
-// ends with the call.
+// receive reads the results until the call ends. Without it the server would block when
+// its results fill the connection's window.
 func (s *uploadSink) receive() {
 	var end putEnd
 	for {
@@ -534,13 +567,14 @@ func (s *uploadSink) receive() {
 	s.ended <- end
 }
 
+// Write implements sink.
 func (s *uploadSink) Write(_ context.Context, b *source.Batch) error {
 	rec := s.record(b)
 	defer rec.Release()
 	return s.send(rec)
 }
 
-// send sends a batch.
+// send sends a batch. It returns the server's error if the server has ended the call.
 func (s *uploadSink) send(rec arrow.Record) error {
 	if err := s.w.Write(rec); err != nil {
 		return s.failed(err)
@@ -549,7 +583,9 @@ func (s *uploadSink) send(rec arrow.Record) error {
 	return nil
 }
 
-// record puts a batch together: id, metadata, blobs.
+// record returns a record of the batch: id, metadata, blobs, and the split if there are
+// several. The blobs are copied into one buffer, as Arrow requires. The caller releases
+// it.
 func (s *uploadSink) record(b *source.Batch) arrow.Record {
 	mem := memory.DefaultAllocator
 	ids := array.NewFixedSizeBinaryBuilder(mem, schema.IDField().Type.(*arrow.FixedSizeBinaryType))
@@ -568,6 +604,7 @@ func (s *uploadSink) record(b *source.Batch) arrow.Record {
 		for _, data := range column {
 			size += len(data)
 		}
+		// Without the reservation, the buffer would be copied each time that it doubles.
 		blobs.ReserveData(size)
 		for _, data := range column {
 			if data == nil {
@@ -594,12 +631,14 @@ func (s *uploadSink) record(b *source.Batch) arrow.Record {
 	return rec
 }
 
-// failed returns why the call ended, where a write only finds that it did.
+// failed returns the reason why the call ended. A write returns io.EOF alone; the
+// server's error is in the results.
 func (s *uploadSink) failed(err error) error {
 	if !errors.Is(err, io.EOF) {
 		return err
 	}
 	end := <-s.ended
+	// The value is put back for Close, which waits for it too.
 	s.ended <- end
 	if end.err != nil {
 		return end.err
@@ -607,6 +646,7 @@ func (s *uploadSink) failed(err error) error {
 	return errors.New("the server ended the upload early")
 }
 
+// Commit implements sink.
 func (s *uploadSink) Commit(_ context.Context, sum *summary) error {
 	end, err := s.finish()
 	if err != nil {
@@ -616,7 +656,8 @@ func (s *uploadSink) Commit(_ context.Context, sum *summary) error {
 	return nil
 }
 
-// finish ends the upload in good order, and returns what the server says of it.
+// finish commits the upload and returns the server's results. The number of rows lets the
+// server detect batches that were lost on the way.
 func (s *uploadSink) finish() (putEnd, error) {
 	message, err := json.Marshal(map[string]any{"commit": true, "rows": s.rows})
 	if err != nil {
@@ -628,6 +669,7 @@ func (s *uploadSink) finish() (putEnd, error) {
 	if err := s.w.Close(); err != nil {
 		return putEnd{}, s.failed(err)
 	}
+	// The server ends the call only after it has read the end of the stream.
 	if err := s.stream.CloseSend(); err != nil {
 		return putEnd{}, err
 	}
@@ -642,26 +684,28 @@ func (s *uploadSink) finish() (putEnd, error) {
 	return end, nil
 }
 
+// Close cancels the call, unless it has ended, and waits for receive.
 func (s *uploadSink) Close() error {
 	s.cancel()
 	<-s.ended
 	return s.client.Close()
 }
 
-// sink is where an import goes. Without a Commit, nothing of it can be seen.
+// sink is the destination of an import. Without a Commit, no reader ever sees its rows.
+// Its methods are called by one goroutine, and Close once at the end.
 type sink interface {
-	// Write takes a batch, which is valid during the call only.
+	// Write takes a batch, which is valid only during the call.
 	Write(ctx context.Context, b *source.Batch) error
-	// Commit makes the snapshot and says in sum which it is.
+	// Commit makes the snapshot and sets its number in sum.
 	Commit(ctx context.Context, sum *summary) error
 	Close() error
 }
 
-// storeSink writes into a store.
+// storeSink writes to a store in this process, which it owns.
 type storeSink struct {
 	store  store.Store
 	w      *ingest.Writer
-	before store.Stats
+	before store.Stats // counters at the start
 }
 
 func (s *storeSink) Write(ctx context.Context, b *source.Batch) error {
@@ -674,7 +718,7 @@ func (s *storeSink) Commit(ctx context.Context, sum *summary) error {
 		return err
 	}
 	sum.Snapshot, sum.Changed, sum.Notes = snap.Number, changed, append(sum.Notes, s.w.Notes()...)
-	// Manifest chunks are blobs, too, and count where all is there already.
+	// Manifest chunks are blobs too, and are deduplicated if all data was stored before.
 	dedups := min(s.store.Stats().BlobDedups-s.before.BlobDedups, sum.Blobs)
 	sum.Dedups = &dedups
 	return nil
@@ -682,20 +726,24 @@ func (s *storeSink) Commit(ctx context.Context, sum *summary) error {
 
 func (s *storeSink) Close() error { return errors.Join(s.w.Close(), s.store.Close()) }
 
-// printedBad is how many bad items are printed.
+// printedBad is the number of bad items that are printed: about a screen. The file has
+// all.
 const printedBad = 50
 
-// badList collects what cannot be imported: the first few in memory, all of
-// them in a file, if there is to be one, from the first on.
+// badList collects items that cannot be imported. The first few stay in memory for print.
+// If there is a path, all of them go to the file. A list of millions therefore takes no
+// memory.
 type badList struct {
 	path  string
-	n     int64
-	first []source.BadItem
+	n     int64            // number of all items
+	first []source.BadItem // the first printedBad of them
 
+	// Both are nil until the first bad item, so that a good import leaves no empty file.
 	file *os.File
 	out  *bufio.Writer
 }
 
+// add adds items. It returns an error if the file cannot be written.
 func (l *badList) add(items []source.BadItem) error {
 	for _, item := range items {
 		l.n++
@@ -709,6 +757,7 @@ func (l *badList) add(items []source.BadItem) error {
 	return nil
 }
 
+// write appends an item to the file as a line of JSON.
 func (l *badList) write(item source.BadItem) error {
 	if l.path == "" {
 		return nil
@@ -728,7 +777,7 @@ func (l *badList) write(item source.BadItem) error {
 	return err
 }
 
-// written returns the path of the file, if there is one.
+// written returns the path of the file, and "" if there is none.
 func (l *badList) written() string {
 	if l.n == 0 {
 		return ""
@@ -736,7 +785,7 @@ func (l *badList) written() string {
 	return l.path
 }
 
-// print lists the first items for a person.
+// print prints the first items for people.
 func (l *badList) print(app *App) {
 	for _, item := range l.first {
 		app.Notef("bad: %s: %s", source.Quoted(item.Key), oneLine(item.Reason))
@@ -748,7 +797,7 @@ func (l *badList) print(app *App) {
 	}
 }
 
-// Close completes the file. It may be called again.
+// Close completes the file. Further calls do nothing.
 func (l *badList) Close() error {
 	if l.file == nil || l.out == nil {
 		return nil

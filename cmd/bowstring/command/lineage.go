@@ -16,7 +16,8 @@ import (
 	"bowstring/fetch"
 )
 
-// LineageCmd is bowstring lineage.
+// LineageCmd is bowstring lineage. Each server records what it hands out. The command
+// merges the records of all nodes of a cluster.
 type LineageCmd struct {
 	Job   string  `arg:"" optional:"" help:"A job, by its name in top, in stats or here, or a plan of it (default: list the jobs on record)."`
 	Step  *int64  `placeholder:"N" help:"The step to print."`
@@ -45,7 +46,8 @@ func (c *LineageCmd) Validate() error {
 	return nil
 }
 
-// lineageResult is a result of the action: a header, a job, or a piece of a share.
+// lineageResult is one result of the lineage action: a header with the other nodes, a
+// job, or a piece of the share of a rank.
 type lineageResult struct {
 	Others []string `json:"others,omitempty"`
 	heldShare
@@ -56,7 +58,7 @@ type lineageResult struct {
 	Rows    int64     `json:"rows,omitempty"`
 	First   time.Time `json:"first,omitzero"`
 	Last    time.Time `json:"last,omitzero"`
-	Node    string    `json:"node,omitempty"` // the server that answered, where it is not the one asked
+	Node    string    `json:"node,omitempty"` // the server that answered, if it is not the named one
 }
 
 // heldSource is a source of a mixture.
@@ -66,7 +68,7 @@ type heldSource struct {
 	Snapshot int64  `json:"snapshot"`
 }
 
-// of is what samples are of, for people.
+// of names the snapshots of the samples, for people.
 func (s *heldShare) of() string {
 	if s.Sources == nil {
 		return fmt.Sprintf("%s@%d", printable(s.Dataset), s.Snapshot)
@@ -78,7 +80,9 @@ func (s *heldShare) of() string {
 	return strings.Join(names, "+")
 }
 
-// heldShare is a piece of what a rank got in a step.
+// heldShare is a piece of what a rank got in a step. Row is the index of the first of its
+// positions in the rank's share; streams that were cut off and continued make several
+// pieces. Stands is false for pieces that another stream handed out again.
 type heldShare struct {
 	Job       string       `json:"job,omitempty"`
 	Dataset   string       `json:"dataset,omitempty"`
@@ -90,7 +94,8 @@ type heldShare struct {
 	Row       *int64       `json:"row,omitempty"`
 	Of        *int64       `json:"of,omitempty"`
 	Positions []int64      `json:"positions,omitempty"`
-	// of a mixture: which of Sources each is of, and in which epoch of it
+	// Source and SourceEpochs are set for a mixture. They have the index in Sources and
+	// the epoch of that source for each position.
 	Source       []int         `json:"source,omitempty"`
 	SourceEpochs []uint64      `json:"source_epochs,omitempty"`
 	IDs          []string      `json:"ids,omitempty"`
@@ -105,7 +110,7 @@ type heldShare struct {
 	} `json:"stream,omitzero"`
 }
 
-// Run prints what a step held, or which jobs are on record.
+// Run prints what a step held, or the jobs on record.
 func (c *LineageCmd) Run(ctx context.Context, app *App) error {
 	list, err := c.ask(ctx, app)
 	if err != nil {
@@ -126,7 +131,9 @@ func (c *LineageCmd) Run(ctx context.Context, app *App) error {
 	return c.step(app, list)
 }
 
-// ask asks the server, and the other nodes of its cluster, each of which has a record of its own.
+// ask asks the server and the other nodes of its cluster, because each of them records
+// only its own streams. A node that cannot be asked is reported and skipped: an
+// incomplete answer is better than none.
 func (c *LineageCmd) ask(ctx context.Context, app *App) ([]lineageResult, error) {
 	body := struct {
 		Job   string  `json:"job,omitempty"`
@@ -152,10 +159,10 @@ func (c *LineageCmd) ask(ctx context.Context, app *App) ([]lineageResult, error)
 	var missing error
 	err := app.with(ctx, false, func(client *client) error {
 		err := act(ctx, client, "lineage", body, take(""))
-		if isNotFound(err) && !c.Here { // another node may know
+		if isNotFound(err) && !c.Here { // another node may know the job
 			missing = err
 			found := list
-			err = act(ctx, client, "lineage", struct{}{}, take("")) // for the names of the others
+			err = act(ctx, client, "lineage", struct{}{}, take("")) // for the addresses of the other nodes
 			list = found
 		}
 		return err
@@ -167,6 +174,8 @@ func (c *LineageCmd) ask(ctx context.Context, app *App) ([]lineageResult, error)
 		if c.Here {
 			break
 		}
+		// The first answer fixes the epoch. Otherwise each node would answer for the last
+		// epoch that it has itself.
 		if c.Step != nil && c.Epoch == nil && len(list) > 0 {
 			body.Epoch = &list[0].Epoch
 		}
@@ -181,11 +190,12 @@ func (c *LineageCmd) ask(ctx context.Context, app *App) ([]lineageResult, error)
 	return list, nil
 }
 
-// together settles what several servers say: of a step that went to several worlds the last one stands, and of
-// rows that were handed out more than once the last ones.
+// together merges the answers of several servers. If a step went to several worlds, the
+// last one counts. If rows were handed out more than once, the last ones count. The
+// pieces are first sorted by stream, the newest first, and at the end by rank and row.
 func together(list []lineageResult) []lineageResult {
 	slices.SortStableFunc(list, func(a, b lineageResult) int { return cmp.Compare(b.Stream.ID, a.Stream.ID) })
-	taken := map[int]int64{} // from which row on later streams have it, by rank
+	taken := map[int]int64{} // by rank: the first row that a later stream has
 	for i := range list {
 		r, last := &list[i], &list[0]
 		if r.World != last.World || r.Stream.Owners != last.Stream.Owners {
@@ -194,6 +204,8 @@ func together(list []lineageResult) []lineageResult {
 		if !r.Stands || r.Row == nil {
 			continue
 		}
+		// The piece overlaps what a later stream handed out. The overlap is cut off, and
+		// a piece that is all overlap does not stand.
 		if from, ok := taken[r.Rank]; ok && *r.Row+int64(len(r.Positions)) > from {
 			if *r.Row >= from {
 				r.Stands = false
@@ -237,7 +249,8 @@ func (c *LineageCmd) jobs(app *App, list []lineageResult) error {
 	return out.print(app.Stdout)
 }
 
-// step prints the samples of a step, a line each.
+// step prints the samples of a step, one in a line. A fault's position belongs to one
+// source, so that it is compared only with samples of the same source.
 func (c *LineageCmd) step(app *App, list []lineageResult) error {
 	columns := []string{">RANK", ">ROW", ">POSITION", "ID", "NOTE"}
 	mixed := len(list) > 0 && list[0].Sources != nil
@@ -264,7 +277,7 @@ func (c *LineageCmd) step(app *App, list []lineageResult) error {
 			}
 			for _, f := range r.Faults {
 				switch {
-				case f.Source != source: // the position is one of another snapshot
+				case f.Source != source: // a position of another snapshot
 				case f.Substitute != nil && *f.Substitute == pos:
 					notes = append(notes, fmt.Sprintf("in the place of %d, whose %s could not be read", f.Position,
 						printable(f.Column)))
@@ -289,4 +302,5 @@ func (c *LineageCmd) step(app *App, list []lineageResult) error {
 	return out.print(app.Stdout)
 }
 
+// isNotFound reports whether a server answered that it does not know the job.
 func isNotFound(err error) bool { return status.Code(err) == codes.NotFound }

@@ -17,19 +17,22 @@ import (
 	"bowstring/schema"
 )
 
-// unixScheme begins the address of a server that is reached by a socket of this machine: grpc+unix:///PATH.
+// unixScheme begins the address of a server that is reached by a Unix socket:
+// grpc+unix:///PATH.
 const unixScheme = "grpc+unix://"
 
-// socketPath is the path in a grpc+unix address.
+// socketPath returns the path of a grpc+unix address. ok is false for another address,
+// and for a relative path, which would depend on the working directory.
 func socketPath(address string) (path string, ok bool) {
 	path, ok = strings.CutPrefix(address, unixScheme)
 	return path, ok && filepath.IsAbs(path)
 }
 
-// madeSuffix ends the name by which a socket is made.
+// madeSuffix ends the temporary name of a socket. See listenSocket.
 const madeSuffix = ".new"
 
-// checkListen checks --listen.
+// checkListen checks --listen. Linux limits a socket's path to 107 bytes, and a longer
+// one would fail with "invalid argument" only.
 func (c *ServeCmd) checkListen() error {
 	path, isSocket := socketPath(c.Listen)
 	if isSocket {
@@ -47,7 +50,8 @@ func (c *ServeCmd) checkListen() error {
 	return nil
 }
 
-// listen listens where --listen says. The lock of a socket is held until the server has ended.
+// listen listens at the address of --listen. The lock of a socket is held until the
+// server has ended.
 func (s *running) listen(ctx context.Context) (net.Listener, error) {
 	if path, isSocket := socketPath(s.Listen); isSocket {
 		l, lock, err := listenSocket(ctx, path)
@@ -64,7 +68,8 @@ func (s *running) listen(ctx context.Context) (net.Listener, error) {
 	return l, nil
 }
 
-// socketListener removes its socket when it is closed. The socket was made under another name.
+// socketListener removes its socket when it is closed. net.UnixListener would remove the
+// temporary name under which the socket was made.
 type socketListener struct {
 	*net.UnixListener
 	path string
@@ -76,18 +81,19 @@ func (l *socketListener) Addr() net.Addr { return &net.UnixAddr{Name: l.path, Ne
 // Close implements net.Listener.
 func (l *socketListener) Close() error {
 	err := os.Remove(l.path)
-	if errors.Is(err, fs.ErrNotExist) { // it was closed before
+	if errors.Is(err, fs.ErrNotExist) { // a second Close
 		err = nil
 	}
 	return errors.Join(err, l.UnixListener.Close())
 }
 
-// lockWithin is for how long a server tries to get the lock of its socket: a client that looks whether it is held holds
-// it for a moment.
+// lockWithin is how long a server tries to lock its socket. A client that checks whether
+// a server runs holds the lock for a moment.
 const lockWithin = time.Second
 
-// listenSocket listens on a socket that the server's user alone can connect to. A lock beside it, which ends with the
-// process, keeps two servers from one socket. So a socket whose lock is free was left by a process that was killed.
+// listenSocket listens on a socket that only the server's user can connect to. A lock
+// file next to it, which the kernel releases when the process ends, prevents two servers
+// on one socket. A socket whose lock is free was therefore left by a killed process.
 func listenSocket(ctx context.Context, path string) (_ net.Listener, lock *os.File, err error) {
 	if lock, err = os.OpenFile(path+".lock", os.O_CREATE|os.O_RDWR, 0o600); err != nil {
 		return nil, nil, err
@@ -107,12 +113,14 @@ func listenSocket(ctx context.Context, path string) (_ net.Listener, lock *os.Fi
 		}
 	}
 	made := path + madeSuffix
+	// Rename would replace a file of the user without a question.
 	for _, name := range []string{path, made} {
 		if info, err := os.Lstat(name); err == nil && info.Mode()&fs.ModeSocket == 0 {
 			return nil, nil, fmt.Errorf("%w: %s is something else than a socket", schema.ErrInvalid, name)
 		}
 	}
-	// The file has its mode before a client can find it.
+	// The socket gets its mode under a temporary name. Under the final name, a client
+	// could connect before Chmod.
 	if err := os.Remove(made); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, nil, err
 	}
@@ -128,7 +136,7 @@ func listenSocket(ctx context.Context, path string) (_ net.Listener, lock *os.Fi
 	return socket, lock, nil
 }
 
-// uriOf is the address by which a client on this machine reaches a listener.
+// uriOf returns the address by which a client on this machine reaches a listener.
 func uriOf(addr net.Addr, encrypted bool) string {
 	switch {
 	case addr.Network() == "unix":
@@ -139,7 +147,8 @@ func uriOf(addr net.Addr, encrypted bool) string {
 	return "grpc://" + dialable(addr)
 }
 
-// dialable is an address that a client on this machine can connect to.
+// dialable returns an address to which a client on this machine can connect. A listener
+// on all addresses is reached by the loopback address.
 func dialable(addr net.Addr) string {
 	tcp, ok := addr.(*net.TCPAddr)
 	if !ok || !tcp.IP.IsUnspecified() {
@@ -148,9 +157,11 @@ func dialable(addr net.Addr) string {
 	return fmt.Sprintf("127.0.0.1:%d", tcp.Port)
 }
 
-// untilIdle waits until no client has been connected for a time, and reports false if ctx ends before. A connection that
-// came and went between two looks counts, too.
+// untilIdle waits until no client has been connected for the time quiet. It returns false
+// if ctx ends first. A connection that came and went between two checks counts too,
+// because the activity has a counter.
 func untilIdle(ctx context.Context, quiet time.Duration, activity func() flight.Activity) bool {
+	// 20 checks in the time make it at most 5 % longer.
 	tick := time.NewTicker(max(quiet/20, time.Millisecond))
 	defer tick.Stop()
 	last, since := activity(), time.Now()

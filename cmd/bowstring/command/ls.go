@@ -29,20 +29,21 @@ type LsCmd struct {
 	JSON    bool   `name:"json" help:"Print a JSON array; with --cache an object."`
 }
 
-// listed is one line of ls.
+// listed is one line of ls: a split of a snapshot.
 type listed struct {
 	Dataset  string `json:"dataset"`
 	Split    string `json:"split"`
 	Snapshot int64  `json:"snapshot"`
 	Rows     int64  `json:"rows"`
 	Bytes    int64  `json:"bytes"`
-	// Tags are all of the dataset.
+	// Tags are all tags of the dataset.
 	Tags  []store.Tag `json:"tags"`
-	Error string      `json:"error,omitempty"` // why rows and bytes are unknown, and -1
+	Error string      `json:"error,omitempty"` // why rows and bytes are -1, that is unknown
 }
 
-// size asks for the bytes of a split, which a listing leaves out where it would
-// have to open a manifest.
+// size asks for the bytes of a split. A listing leaves them out if it would have to open
+// a manifest for them. An error is stored in the line, so that one damaged dataset does
+// not hide the others.
 func (l *listed) size(ctx context.Context, client *client) {
 	d := &arrowflight.FlightDescriptor{Type: arrowflight.DescriptorPATH,
 		Path: []string{schema.FormatSnapshotName(l.Dataset, l.Snapshot, "")}}
@@ -57,7 +58,8 @@ func (l *listed) size(ctx context.Context, client *client) {
 	l.Bytes = info.GetTotalBytes()
 }
 
-// Run lists the splits of the newest snapshots.
+// Run lists the splits of the newest snapshots. It prints all lines, and then returns the
+// errors of those that are damaged.
 func (c *LsCmd) Run(ctx context.Context, app *App) error {
 	if c.Cache {
 		return c.cache(ctx, app)
@@ -120,7 +122,7 @@ func (c *LsCmd) Run(ctx context.Context, app *App) error {
 	return errors.Join(append(broken, out.print(app.Stdout))...)
 }
 
-// cached is what ls --cache says.
+// cached is the output of ls --cache.
 type cached struct {
 	Policy      string          `json:"policy"`
 	BudgetBytes int64           `json:"budget_bytes"`
@@ -128,22 +130,23 @@ type cached struct {
 	Entries     int64           `json:"entries"`
 	Bytes       int64           `json:"bytes"` // of blobs
 	Datasets    []cachedDataset `json:"datasets"`
-	Scale       *scale.Decision `json:"spill_scale,omitempty"` // the last one
+	Scale       *scale.Decision `json:"spill_scale,omitempty"` // the last decision about the size
 }
 
-// cachedDataset is what the spill has of a dataset, and has counted since it was opened.
+// cachedDataset is the content of the spill of a snapshot, and its counters since the
+// spill was opened.
 type cachedDataset struct {
 	Dataset string           `json:"dataset"` // with the snapshot's number
 	Entries int64            `json:"entries"`
 	Bytes   int64            `json:"bytes"`
 	Hits    int64            `json:"hits"`
 	Misses  int64            `json:"misses"`
-	HitRate *float64         `json:"hit_rate"` // null before the first
+	HitRate *float64         `json:"hit_rate"` // null before the first read
 	Evicted int64            `json:"evicted"`
-	Jobs    []fetch.JobStats `json:"jobs"` // that run
+	Jobs    []fetch.JobStats `json:"jobs"` // running jobs
 }
 
-// cache lists what is in a server's spill.
+// cache lists the content of a server's spill. A node in this process has none.
 func (c *LsCmd) cache(ctx context.Context, app *App) error {
 	if err := app.needServer("ls --cache"); err != nil {
 		return err
@@ -168,7 +171,7 @@ func (c *LsCmd) cache(ctx context.Context, app *App) error {
 	})
 }
 
-// collect puts jobs below their datasets, of those that were asked for.
+// collect groups jobs below their datasets, and keeps the datasets that the user named.
 func (c *LsCmd) collect(st fetch.Stats, decision *scale.Decision) cached {
 	out := cached{
 		Policy: st.Spill.Policy, BudgetBytes: st.Spill.BudgetBytes, HeldBytes: st.Spill.HeldBytes,
@@ -178,7 +181,7 @@ func (c *LsCmd) collect(st fetch.Stats, decision *scale.Decision) cached {
 	for _, j := range st.Jobs {
 		jobs[j.Dataset] = append(jobs[j.Dataset], j)
 	}
-	for name := range jobs { // also where nothing was asked of the spill yet
+	for name := range jobs { // also jobs that have read nothing yet
 		if _, ok := st.Spill.Datasets[name]; !ok {
 			out.Datasets = append(out.Datasets, cachedDataset{Dataset: name, Jobs: jobs[name]})
 		}
@@ -194,7 +197,8 @@ func (c *LsCmd) collect(st fetch.Stats, decision *scale.Decision) cached {
 	return out
 }
 
-// names says whether a snapshot's name is asked for: by its dataset's name or the beginning of it.
+// names reports whether the user named a snapshot, by its dataset or by the beginning of
+// it.
 func (c *LsCmd) names(snapshot string) bool {
 	dataset, _, _ := strings.Cut(snapshot, "@")
 	if stem, ok := strings.CutSuffix(c.Dataset, "*"); ok {
@@ -203,7 +207,7 @@ func (c *LsCmd) names(snapshot string) bool {
 	return c.Dataset == "" || c.Dataset == dataset
 }
 
-// hitRate is a share; nil of nothing.
+// hitRate returns the share of hits, and nil if there was no read.
 func hitRate(hits, misses int64) *float64 {
 	if hits+misses == 0 {
 		return nil
@@ -212,6 +216,7 @@ func hitRate(hits, misses int64) *float64 {
 	return &rate
 }
 
+// percent formats a share, and an unknown one as "-".
 func percent(rate *float64) string {
 	if rate == nil {
 		return "-"
@@ -219,6 +224,7 @@ func percent(rate *float64) string {
 	return fmt.Sprintf("%.1f %%", 100**rate)
 }
 
+// print prints a line for each dataset, and below it one for each of its jobs.
 func (c *cached) print(app *App) error {
 	out := tableOf("DATASET", ">ENTRIES", ">BYTES", ">HITS", ">MISSES", ">HIT RATE", ">EVICTED", ">SAVED")
 	for _, d := range c.Datasets {

@@ -34,57 +34,66 @@ import (
 	"bowstring/spill/scale"
 )
 
-// node is a store with a server on it: what serve runs, and what every other
-// command runs in its own process when it is given a store.
+// node is a store with a server on it. serve runs one, and every other command runs one
+// in its own process when it is given a store. newNode makes it and close ends it. The
+// fields are constant after newNode, except observation, which start sets before the
+// server runs. Optional parts are nil.
 type node struct {
 	store  store.Store
-	spill  *spill.Cache // between store and engine, or nil
+	spill  *spill.Cache // between store and engine
 	engine *fetch.Engine
-	scaler *scale.Scaler // of spill, or nil
+	scaler *scale.Scaler // changes the size of spill
 	server *flight.Server
-	served chan error // what Serve returned
+	served chan error // gets the result of Serve
 
-	part    *clusterPart     // of a cluster, or nil
-	members *members.Members // of the cluster that it is a node of, or nil
-	cluster *cluster.Cluster // what it reads from the others by, or nil
+	part    *clusterPart     // its configuration as a node of a cluster
+	members *members.Members // the members of that cluster
+	cluster *cluster.Cluster // reads from the other nodes
 
-	figures *clusterFigures   // of that, or nil
-	egress  *admission.Egress // what it has sent to the others, or nil
+	figures *clusterFigures   // traffic with the other nodes, for metrics
+	egress  *admission.Egress // limits what is sent to the other nodes
 
-	observation *observation // looks at all that, or nil
+	observation *observation // metrics, console and traces
 }
 
-// limits bound what a node takes on. Zero stands for the default of the package concerned.
+// limits configure a node. A zero field means the default of the package that uses it.
 type limits struct {
 	maxReads    int
 	windowBytes int64
 	readTimeout time.Duration
 	uploadBytes int64
 	evaluation  int64          // bytes
-	flight      flight.Options // what clients may do
+	flight      flight.Options // for the server; check fills in its defaults
 	spill       spillConfig
-	buckets     bucketList   // that attached samples may be read from
-	rights      bucketRights // by which credentials, and for which tenants
-	cluster     *clusterPart // what it is in a cluster, or nil
-	lineage     *lineage.Log // of what is handed out, or nil; the caller's to close, after the node
+	buckets     bucketList   // buckets that attached samples may be read from
+	rights      bucketRights // credentials and tenants of buckets
+	cluster     *clusterPart // configuration as a node of a cluster, or nil
+	lineage     *lineage.Log // or nil; the caller closes it after the node
 }
 
-// check fills in what clients may do, and reports what cannot be.
+// check sets the defaults of the server's options, and returns an error for invalid ones.
 func (l *limits) check(log *slog.Logger) error {
 	l.flight.Logger = log
 	l.flight.EnsureDefaults()
 	return l.flight.Validate()
 }
 
-// newNode opens the store at dir, which is created if create says so. It is
-// as far away as far says, unless that is nil.
+// newNode opens the store at dir and everything on it. The store is created if create is
+// set. far, unless it is nil, is a link with latency to the store. After an error, all
+// that was opened is closed again.
+//
+// The parts are made from the bottom up: store, spill, cluster, engine, scaler, server.
+// Each needs the ones before. release closes users before their dependencies.
 func newNode(ctx context.Context, dir string, create bool, l limits, far Far, log *slog.Logger) (*node, error) {
 	if err := l.check(log); err != nil {
 		return nil, err
 	}
+	// Requests to buckets are always counted, also in a node of one command.
 	if l.flight.Requests == nil {
 		l.flight.Requests = object.NewRequests(object.RequestsOptions{Tenant: tenantOf})
 	}
+	// A store in a directory is as fast as the spill. A spill on it is for attached data
+	// only, and is rejected if there is none.
 	near := l.spill.dir != "" && l.spill.near
 	store, err := openFarStore(ctx, dir, create && !near, far, readBuckets{l.flight.Requests, l.buckets, l.rights}, log)
 	if err != nil {
@@ -102,7 +111,7 @@ func newNode(ctx context.Context, dir string, create bool, l limits, far Far, lo
 			return nil, errors.Join(err, store.Close())
 		}
 	}
-	var layouts fetch.Layouts // nil, and no nil pointer, without a cluster
+	var layouts fetch.Layouts // an interface that is nil, and does not hold a nil pointer, without a cluster
 	var others *peers.Tier
 	if l.cluster != nil {
 		if n.members, err = membersOf(store, l.cluster.name, log); err == nil {
@@ -143,8 +152,9 @@ func newNode(ctx context.Context, dir string, create bool, l limits, far Far, lo
 		}
 		n.scaler.Start()
 	}
-	l.flight.Ledger = n.engine.Ledger() // one for all that requests take
+	l.flight.Ledger = n.engine.Ledger() // one account of memory for engine and server
 	l.flight.Node = n
+	// The check is of a snapshot as a whole, and covers all buckets that it refers to.
 	if attached, ok := store.(*extent.Store); ok && l.rights.limits() {
 		l.flight.MayRead = func(ctx context.Context, tenant string, snap *schema.Snapshot) error {
 			urls, err := attached.Buckets(ctx, snap)
@@ -158,7 +168,7 @@ func newNode(ctx context.Context, dir string, create bool, l limits, far Far, lo
 	return n, nil
 }
 
-// sharers is how many nodes read the store, this one among them.
+// sharers returns the number of nodes that read the store, including this one.
 func (n *node) sharers() int {
 	if n == nil || n.members == nil {
 		return 1
@@ -166,7 +176,7 @@ func (n *node) sharers() int {
 	return max(len(n.members.View().Nodes), 1)
 }
 
-// SpillScale implements flight.Node.
+// SpillScale implements flight.Node. It is nil before the first decision.
 func (n *node) SpillScale() any {
 	if n.scaler != nil {
 		if d := n.scaler.Last(); !d.At.IsZero() {
@@ -176,14 +186,14 @@ func (n *node) SpillScale() any {
 	return nil
 }
 
-// serve starts answering on l, which the server closes.
+// serve starts to answer on l, which the server closes.
 func (n *node) serve(l net.Listener) {
 	go func() { n.served <- n.server.Serve(l) }()
 }
 
-// close lets running calls finish until ctx ends, then ends them, and closes
-// the store. It waits for everything the node has started. errCut says that
-// calls had to be ended.
+// close lets running calls finish until ctx ends, cancels the rest, and closes the store.
+// It waits for all goroutines of the node. The error wraps errCut if calls had to be
+// cancelled.
 func (n *node) close(ctx context.Context) error {
 	var cut error
 	if err := n.server.Shutdown(ctx); err != nil {
@@ -193,8 +203,8 @@ func (n *node) close(ctx context.Context) error {
 	return errors.Join(cut, served, n.observation.close(), n.release())
 }
 
-// release closes what newNode opened, once no client calls the server: dependencies after
-// their users.
+// release closes what newNode opened, when no client calls the server any more. It closes
+// users before their dependencies, and accepts a node that is only partly made.
 func (n *node) release() error {
 	if n.scaler != nil {
 		n.scaler.Stop()
@@ -215,32 +225,33 @@ func (n *node) release() error {
 	return errors.Join(err, n.store.Close())
 }
 
-// errCut: a server stopped before its streams had come to their end.
+// errCut reports that a server stopped before its streams had ended.
 var errCut = errors.New("streams were cut off")
 
-// defaultWindow is the memory that streams may hold where none is configured:
-// a quarter of what the process may use, by its control group or the machine.
+// defaultWindow is the default memory of streams: a quarter of what the process may use,
+// by its control group or else the machine.
 func defaultWindow() int64 {
 	memory, err := memlimit.FromCgroup()
 	if err != nil {
 		memory, err = memlimit.FromSystem()
 	}
 	if err != nil || memory/4 > 1<<40 {
-		return 0 // the engine's own default
+		return 0 // not plausible: the engine's own default
 	}
 	return max(int64(memory/4), 64<<20)
 }
 
-// spillConfig is what the flags come to on this machine. Without a directory there is no cache.
+// spillConfig is the configuration of the spill in bytes. Without a directory there is no
+// spill.
 type spillConfig struct {
 	dir                       string
-	near                      bool // the store is in a directory: the cache is for what is attached
+	near                      bool // the store is in a directory, so that the spill is for attached data
 	bytes, minBytes, keepFree int64
-	policy                    spill.Policy // nil: what jobs will use soonest stays
+	policy                    spill.Policy // nil: keep what jobs will use soonest
 }
 
-// config works the flags out for a server of a store. Sizes are those of the file system on which the directory is, or
-// will be made.
+// config computes the configuration from the flags. Shares are of the file system that
+// the directory is on, or will be on.
 func (f *spillFlags) config(app *App, policy spill.Policy) (spillConfig, error) {
 	c := spillConfig{dir: f.Spill, keepFree: int64(f.SpillKeepFree), policy: policy}
 	if c.dir == "" {
@@ -255,6 +266,7 @@ func (f *spillFlags) config(app *App, policy spill.Policy) (spillConfig, error) 
 	if c.bytes < spill.MinBytes {
 		return c, usagef("--spill-bytes: got %s, want %s or more", f.SpillBytes.on(c.dir, disk), size(spill.MinBytes))
 	}
+	// A tenth is the default minimum, and never less than a spill can work with.
 	c.minBytes = max(c.bytes/10, spill.MinBytes)
 	if f.SpillMinBytes != (portion{}) {
 		c.minBytes = f.SpillMinBytes.of(disk)
@@ -266,8 +278,9 @@ func (f *spillFlags) config(app *App, policy spill.Policy) (spillConfig, error) 
 	return c, nil
 }
 
-// checkAttached is an error for a store in a directory without data that is attached: a cache of it gains nothing.
-// Only the process that has the store open can attach, so that none comes while it serves.
+// checkAttached returns an error for a store in a directory without attached data,
+// because a spill for it gains nothing. One check at the start is enough: only the
+// process that has the store open can attach.
 func checkAttached(ctx context.Context, s store.Store, dir string) error {
 	datasets, err := s.Datasets(ctx)
 	if err != nil {
@@ -279,6 +292,7 @@ func checkAttached(ctx context.Context, s store.Store, dir string) error {
 			if err == nil && len(snap.Sets) > 0 {
 				return nil
 			}
+			// Damaged and dropped snapshots do not decide.
 			if err != nil && !errors.Is(err, schema.ErrDataLoss) && !errors.Is(err, schema.ErrNotFound) {
 				return err
 			}
@@ -288,7 +302,8 @@ func checkAttached(ctx context.Context, s store.Store, dir string) error {
 		"serve without --spill", dir)
 }
 
-// open opens the cache, and makes the future that it evicts by.
+// open opens the spill. It also makes the future by which it evicts: the engine fills in
+// what the jobs will read.
 func (c *spillConfig) open(log *slog.Logger) (*spill.Cache, *spill.Future, error) {
 	future := &spill.Future{}
 	begun := time.Now()
@@ -306,7 +321,8 @@ func (c *spillConfig) open(log *slog.Logger) (*spill.Cache, *spill.Future, error
 	return cache, future, nil
 }
 
-// diskBytes is the size of the file system that a directory is on. One that is not there yet will be on its parent's.
+// diskBytes returns the size of the file system of a directory. A directory that does not
+// exist yet will be on that of its nearest existing parent.
 func diskBytes(dir string) (int64, error) {
 	var st unix.Statfs_t
 	for at := dir; ; at = filepath.Dir(at) {
@@ -320,13 +336,14 @@ func diskBytes(dir string) (int64, error) {
 	}
 }
 
-// portion is a number of bytes, or a share of what there is: 200GB, 30%. The zero value is auto.
+// portion is a number of bytes or a share of a disk, such as 200GB or 30%. The zero value
+// is auto. At most one field is set.
 type portion struct {
 	bytes   size
 	percent float64
 }
 
-// UnmarshalText reads a size or a share.
+// UnmarshalText parses a size, a share or auto.
 func (p *portion) UnmarshalText(text []byte) error {
 	number, isShare := strings.CutSuffix(string(text), "%")
 	if !isShare {
@@ -351,12 +368,12 @@ func (p portion) String() string {
 	return p.bytes.String()
 }
 
-// of is the share of a number of bytes.
+// of returns the number of bytes, if the whole has total bytes.
 func (p portion) of(total int64) int64 {
 	return cmp.Or(int64(p.bytes), int64(p.percent/100*float64(total)))
 }
 
-// on says what it is of the file system of a directory, for messages.
+// on returns the portion for messages, with the bytes that a share is on this disk.
 func (p portion) on(dir string, disk int64) string {
 	if p.percent == 0 {
 		return p.String()
@@ -365,7 +382,7 @@ func (p portion) on(dir string, disk int64) string {
 		humanize.IBytes(uint64(disk)), dir)
 }
 
-// mode reads --local-mode.
+// mode parses --local-mode.
 func (f *localFlags) mode() (os.FileMode, error) {
 	n, err := strconv.ParseUint(f.LocalMode, 8, 32)
 	if err != nil || n > 0o777 {
@@ -374,7 +391,8 @@ func (f *localFlags) mode() (os.FileMode, error) {
 	return os.FileMode(n), nil
 }
 
-// check is called as part of Validate.
+// check is part of Validate. It builds the options, so that their errors appear before
+// the start.
 func (f *localFlags) check() error {
 	if _, err := f.mode(); err != nil {
 		return err
@@ -389,8 +407,10 @@ func (f *localFlags) check() error {
 	return err
 }
 
-// checkReferences refuses references where somebody could read by them what he may not, or where there is nothing that
-// could be referred to. far says that the store's files are not this process's.
+// checkReferences rejects --local-references in two cases. With rules or tenants, a
+// client could read blobs that it may not: a descriptor of a file of the spill gives
+// access to the whole file. Without a local file there is nothing to refer to. far means
+// that the store's files are not on this machine.
 func (c *ServeCmd) checkReferences(far bool, spill *spillConfig) error {
 	var guard string
 	switch {
@@ -412,7 +432,8 @@ func (c *ServeCmd) checkReferences(far bool, spill *spillConfig) error {
 		"whosever it is", guard)
 }
 
-// options are those of the socket. spill is the budget of the spill, 0 if there is none.
+// options returns the options of the socket. spill is the budget of the spill, and 0
+// without one.
 func (f *localFlags) options(log *slog.Logger, spill int64) (shm.Options, error) {
 	mode, err := f.mode()
 	if err != nil {
@@ -425,6 +446,7 @@ func (f *localFlags) options(log *slog.Logger, spill int64) (shm.Options, error)
 	o := shm.Options{Path: path, Mode: mode, UIDs: f.LocalUID, RingBytes: int64(f.LocalRing),
 		Memory: int64(f.LocalMemory), Logger: log,
 		References: f.LocalReferences, AllPinnedBytes: int64(f.LocalPinned)}
+	// Pinned blobs cannot be evicted. By default they leave the spill three quarters.
 	if o.AllPinnedBytes == 0 && spill > 0 {
 		o.AllPinnedBytes = min(spill/4, 1<<30)
 	}
@@ -435,7 +457,7 @@ func (f *localFlags) options(log *slog.Logger, spill int64) (shm.Options, error)
 	return o, nil
 }
 
-// open makes the socket; nil if there is to be none.
+// open makes the socket. The result is nil without --local.
 func (f *localFlags) open(log *slog.Logger, spill int64) (*shm.Server, error) {
 	if f.Local == "" {
 		return nil, nil

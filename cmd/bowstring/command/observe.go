@@ -25,10 +25,11 @@ import (
 	"bowstring/schema"
 )
 
-// adminTokenVariable holds the token where no file does. It is no setting, which
-// config print would show.
+// adminTokenVariable names the environment variable with the token of the admin listener,
+// if no file has it. It is no setting, because config print would show it.
 const adminTokenVariable = "BOWSTRING_ADMIN_TOKEN" //nolint:gosec // a name
 
+// check is part of Validate.
 func (c *observeFlags) check() error {
 	if c.Admin != "" {
 		if _, _, err := net.SplitHostPort(c.Admin); err != nil {
@@ -44,10 +45,10 @@ func (c *observeFlags) check() error {
 	return nil
 }
 
-// checkExposed returns an error if the admin listener could be reached from other machines
-// by anybody, or without TLS.
+// checkExposed returns an error if other machines could reach the admin listener without
+// a token or without TLS. The listener shows names of datasets, jobs and tenants.
 func (c *observeFlags) checkExposed() error {
-	host, _, _ := net.SplitHostPort(c.Admin) // check has done so before
+	host, _, _ := net.SplitHostPort(c.Admin) // check has validated the address
 	if ip := net.ParseIP(host); c.Admin == "" || host == "localhost" || ip != nil && ip.IsLoopback() {
 		return nil
 	}
@@ -59,21 +60,24 @@ func (c *observeFlags) checkExposed() error {
 		c.Admin)
 }
 
-// observation is what shows a server to its operators. A nil one shows nothing.
+// observation has everything that shows a server to its operators: metrics, console,
+// traces and profiles. open makes it before the node exists, and start connects it to the
+// node. The fields are constant after start. A nil observation shows nothing.
 type observation struct {
-	node        *node // whose counters are shown; set before the server starts
+	node        *node // set by start, before the server runs
 	app         *App
 	tracing     *tracing.Tracing
 	collections *metrics.Collections
-	collector   *metrics.Collector // nil without an admin listener, like the rest
+	collector   *metrics.Collector // nil without an admin listener, like the fields below
 	options     admin.Options
 	flags       *observeFlags
-	console     *console.Console // set by start; nil if there is none
-	listener    net.Listener
+	console     *console.Console // set by start; nil with --no-console
+	listener    net.Listener     // owned until the server has taken it over
 	server      *admin.Server
 }
 
-// open makes ready what is to look at a server. Its listener answers from start on.
+// open prepares the observation. The listener is bound here, so that a used port ends the
+// start early. It answers from start on, because the node does not exist before.
 func (c *observeFlags) open(ctx context.Context, app *App, d *auth.Authenticator, sources *auth.Sources,
 	collectEvery time.Duration) (_ *observation, err error) {
 	o := &observation{app: app, flags: c}
@@ -83,11 +87,13 @@ func (c *observeFlags) open(ctx context.Context, app *App, d *auth.Authenticator
 		}
 	}()
 	ratio := c.TraceRatio
+	// Package tracing takes 0 for "as the environment says", and a negative ratio for
+	// none.
 	switch {
 	case ratio == 0:
 		ratio = -1
 	case app.settings.origin("serve.trace-ratio").level == fromDefault:
-		ratio = 0 // or what OTEL_TRACES_SAMPLER says
+		ratio = 0 // follow OTEL_TRACES_SAMPLER
 	}
 	b := thisBuild()
 	if o.tracing, err = tracing.New(ctx, tracing.Options{Endpoint: c.OTLPEndpoint, Ratio: ratio, Version: b.Version,
@@ -108,6 +114,7 @@ func (c *observeFlags) open(ctx context.Context, app *App, d *auth.Authenticator
 	if o.options.Token, err = c.token(sources); err != nil {
 		return nil, err
 	}
+	// The functions use o.node, which is nil until start. No scrape comes before.
 	about := metrics.Options{
 		Stats: func() flight.Stats {
 			return o.node.server.Stats()
@@ -129,6 +136,7 @@ func (c *observeFlags) open(ctx context.Context, app *App, d *auth.Authenticator
 		o.options.TLS = cert.TLS()
 		ends["admin"] = cert.NotAfter
 	}
+	// The certificates are read again when they change, so that their ends are functions.
 	about.Certificates = func() map[string]time.Time {
 		now := make(map[string]time.Time, len(ends))
 		for listener, end := range ends {
@@ -140,6 +148,8 @@ func (c *observeFlags) open(ctx context.Context, app *App, d *auth.Authenticator
 	if o.collector, err = metrics.New(about); err != nil {
 		return nil, err
 	}
+	// A registry of its own has only the metrics of this server. The default registry has
+	// what any imported package registers.
 	registry := prometheus.NewRegistry()
 	for _, one := range []prometheus.Collector{
 		o.collector, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}),
@@ -153,6 +163,7 @@ func (c *observeFlags) open(ctx context.Context, app *App, d *auth.Authenticator
 		return nil, err
 	}
 	if o.listener, err = new(net.ListenConfig).Listen(ctx, "tcp", c.Admin); err != nil {
+		// Without a listener the server was not started and must not be closed.
 		o.server = nil
 		return nil, fmt.Errorf("cannot listen on %s: %w; --admin names another address, port 0 any free one", c.Admin,
 			err)
@@ -160,7 +171,7 @@ func (c *observeFlags) open(ctx context.Context, app *App, d *auth.Authenticator
 	return o, nil
 }
 
-// unreadable says of each source whether it cannot be read just now.
+// unreadable returns for each source whether the last attempt to read it failed.
 func unreadable(sources *auth.Sources) map[string]bool {
 	now := map[string]bool{}
 	for _, one := range sources.List() {
@@ -169,7 +180,8 @@ func unreadable(sources *auth.Sources) map[string]bool {
 	return now
 }
 
-// token returns what reads the token; nil if there is none.
+// token returns a function that reads the token, and nil if there is no token. A token
+// from a file is read again when the file changes.
 func (c *observeFlags) token(sources *auth.Sources) (func() ([]byte, error), error) {
 	if c.AdminTokenFile != "" {
 		return admin.LoadToken(c.AdminTokenFile, sources.Add("the admin listener's token", false))
@@ -185,7 +197,8 @@ func (c *observeFlags) token(sources *auth.Sources) (func() ([]byte, error), err
 	return func() ([]byte, error) { return token, nil }, nil
 }
 
-// memoryLimit is the memory that the process may use, 0 if unknown.
+// memoryLimit returns the bytes of memory that the process may use, and 0 if the limit is
+// unknown. Control groups without a limit report a huge number.
 func memoryLimit() int64 {
 	limit, err := memlimit.FromCgroup()
 	if err != nil {
@@ -197,7 +210,7 @@ func memoryLimit() int64 {
 	return int64(limit)
 }
 
-// watch sets up the metrics, traces and logs of a server that is to be made.
+// watch adds the tracer and the observer to the options of the server, before it is made.
 func (o *observation) watch(opts *flight.Options) {
 	opts.Tracer = o.tracing.Tracer()
 	if o.collector != nil {
@@ -205,7 +218,8 @@ func (o *observation) watch(opts *flight.Options) {
 	}
 }
 
-// ready says why clients are not to come.
+// ready returns an error if a load balancer should send no new clients: while the server
+// drains.
 func (o *observation) ready() error {
 	if o.node.server.Draining() {
 		return errors.New("draining")
@@ -213,7 +227,8 @@ func (o *observation) ready() error {
 	return nil
 }
 
-// start begins to answer. The node closes what it is observed by before itself.
+// start begins to answer. From here on the node owns the observation, and closes it
+// before the parts that it shows.
 func (o *observation) start(ctx context.Context, n *node) error {
 	o.node, n.observation = n, o
 	if o.server == nil {
@@ -234,12 +249,14 @@ func (o *observation) start(ctx context.Context, n *node) error {
 		scheme = "https://"
 	}
 	o.server.Start(o.listener)
+	// The server closes the listener now.
 	o.listener = nil
 	o.app.Log.InfoContext(ctx, "the admin listener answers", "address", scheme+dialable(o.server.Addr()))
 	return nil
 }
 
-// checkToken checks a token that is typed in at the console: guesses there and at the metrics are counted together.
+// checkToken checks a token from the console's form. It uses the counter of the admin
+// listener, so that wrong tokens at the console and at the metrics are limited together.
 func (o *observation) checkToken(ctx context.Context, addr, token string) error {
 	err := o.server.CheckToken(ctx, addr, token)
 	switch {
@@ -251,21 +268,25 @@ func (o *observation) checkToken(ctx context.Context, addr, token string) error 
 	return err
 }
 
-// guesses is how many wrong tokens came to the admin listener, and how many requests it refused unheard.
+// guesses returns the number of wrong tokens at the admin listener, and of requests that
+// it refused without checking their token.
 func (o *observation) guesses() (wrong, limited int64) {
-	if o.server == nil { // it is about to be made
+	if o.server == nil { // not made yet
 		return 0, 0
 	}
 	return o.server.Guesses()
 }
 
-// serveConsole answers below /console/; the listener is started when the console is there.
+// serveConsole answers below /console/. The listener starts only after the console
+// exists.
 func (o *observation) serveConsole(w http.ResponseWriter, r *http.Request) { o.console.ServeHTTP(w, r) }
 
-// lastScrape is how long requests of the admin listener may go on after the server has stopped.
+// lastScrape is how long requests of the admin listener may continue after the server has
+// stopped. A scrape takes milliseconds.
 const lastScrape = time.Second
 
-// close ends the listener, and sends the spans that were not sent yet.
+// close closes the listener and sends the remaining spans. It works at each point of a
+// start that failed.
 func (o *observation) close() error {
 	if o == nil {
 		return nil
@@ -283,7 +304,7 @@ func (o *observation) close() error {
 		err = errors.Join(err, o.server.Close(ctx))
 	}
 	if lost := o.tracing.Close(); lost != nil {
-		o.app.Log.Warn("the end of tracing", "error", lost) // no reason for a server to have failed
+		o.app.Log.Warn("the end of tracing", "error", lost) // no reason for a server to fail
 	}
 	return err
 }

@@ -8,11 +8,12 @@ import (
 	"unicode/utf8"
 )
 
-// printable returns s with everything escaped, as in a Go string, that a terminal or a
-// reader of lines would take for more than a character: line feeds, escape sequences,
-// marks that turn the direction of writing, bytes that are no UTF-8. Names in data come
-// from the author of the data.
+// printable returns s with characters escaped, as in a Go string, that could harm a
+// terminal or a reader of lines. These are line feeds, escape sequences, marks that
+// change the direction of writing, and bytes that are not UTF-8. Names in data come from
+// the author of the data, and an escape sequence could hide or fake output.
 func printable(s string) string {
+	// Nearly all texts need no copy.
 	if isPrintable(s) {
 		return s
 	}
@@ -32,6 +33,8 @@ func printable(s string) string {
 	return b.String()
 }
 
+// isPrintable reports whether printable would change nothing. A RuneError may also be the
+// character U+FFFD itself, which is printable.
 func isPrintable(s string) bool {
 	for i, r := range s {
 		if !strconv.IsPrint(r) || r == utf8.RuneError && !strings.HasPrefix(s[i:], string(utf8.RuneError)) {
@@ -41,10 +44,11 @@ func isPrintable(s string) bool {
 	return true
 }
 
-// printableJSON returns a JSON text with the characters escaped that encoding/json
-// leaves as they are and a terminal acts upon. It means the same.
+// printableJSON returns a JSON text with the characters escaped that encoding/json leaves
+// as they are although a terminal acts upon them. The value is the same. It returns text
+// itself if there are none.
 func printableJSON(text []byte) []byte {
-	var out []byte // text as far as start, once there is something to escape
+	var out []byte // text up to start, once a character was escaped
 	start := 0
 	for i := 0; i < len(text); {
 		if text[i] < 0x7f {
@@ -54,6 +58,7 @@ func printableJSON(text []byte) []byte {
 		r, n := utf8.DecodeRune(text[i:])
 		if !strconv.IsPrint(r) {
 			out = append(out, text[start:i]...)
+			// JSON escapes a character beyond 16 bits as two surrogates, by RFC 8259.
 			if r > 0xffff {
 				r -= 0x10000
 				out = fmt.Appendf(out, `\u%04x\u%04x`, 0xd800+r>>10, 0xdc00+r&0x3ff)
@@ -70,14 +75,15 @@ func printableJSON(text []byte) []byte {
 	return append(out, text[start:]...)
 }
 
-// table lays out rows of cells for people: columns two spaces apart, those of
-// numbers to the right.
+// table formats rows of cells for people. Columns are two spaces apart, and those of
+// numbers are aligned to the right. The zero value is an empty table without a heading.
 type table struct {
-	numbers []bool // by column; those beyond are text
+	numbers []bool // by column; further columns are text
 	rows    [][]string
 }
 
-// tableOf is a table with a heading: the names of columns, those of numbers behind a ">".
+// tableOf returns a table with a heading. A ">" before the name of a column means
+// numbers.
 func tableOf(names ...string) *table {
 	t := &table{}
 	for i, name := range names {
@@ -96,7 +102,7 @@ func (a *App) show(asJSON bool, v any, t *table) error {
 	return t.print(a.Stdout)
 }
 
-// add adds a row, of which only what is printable is shown as it is.
+// add adds a row. It escapes the cells, so that callers need not.
 func (t *table) add(cells ...string) {
 	for i, cell := range cells {
 		cells[i] = printable(cell)
@@ -104,7 +110,8 @@ func (t *table) add(cells ...string) {
 	t.rows = append(t.rows, cells)
 }
 
-// print writes the table, without spaces at the ends of lines.
+// print writes the table, without spaces at the ends of lines. Widths count characters
+// and not bytes.
 func (t *table) print(w io.Writer) error {
 	var widths []int
 	for _, row := range t.rows {

@@ -27,7 +27,8 @@ func (*RetainCmd) Help() string {
 that have a dropped one open read on; bowstring gc frees what it held.`
 }
 
-// Run drops what is not kept.
+// Run drops the snapshots that no rule keeps. It requires a rule: without one it would
+// drop everything except the newest.
 func (c *RetainCmd) Run(ctx context.Context, app *App) (err error) {
 	if c.Last < 0 || c.Within < 0 || c.Last == 0 && c.Within == 0 {
 		return usagef("retain: say by --last N or --within DURATION what is to stay")
