@@ -21,37 +21,36 @@ import (
 	"bowstring/schema"
 )
 
-// Job is a request resolved against a snapshot, or several: which rows, in which order,
-// shared out how, showing which columns. It is immutable and safe for
-// concurrent use. It keeps the snapshots open until Close; streams keep them open
-// for themselves.
+// Job is a request resolved against one or more snapshots: its rows, their order, their
+// assignment to ranks, and their columns. It is immutable and safe for concurrent use. It
+// keeps the snapshots open until Close. Streams and batches keep them open with Retain.
 type Job struct {
 	resolved *Resolved
-	group    string   // what is the same in all epochs: streams of it share what the store has to give
+	group    string   // names what is the same in all epochs; streams of a group share the store's throughput
 	sources  []source // one, except for a mixture
 	rows     manifest.Reader
 	turn     where.Turn
 	holdings
-	run       *run      // nil if weights do not change from outside
-	sharing   *sharing  // nil where ranks get what the plan gives them
-	asked     *question // nil if it was not opened early
-	holds     atomic.Int64
+	run       *run         // nil if weights do not change from outside
+	sharing   *sharing     // nil if ranks get the rows that the plan gives them
+	asked     *question    // nil if the job was not opened early
+	holds     atomic.Int64 // one until Close, and one for each Retain
 	closeOnce sync.Once
 }
 
-// source is a snapshot that samples of a job are of.
+// source is a snapshot from which a job serves samples. The job owns it.
 type source struct {
-	name      string // in the request; "" of the only one
+	name      string // in the request; "" if there is only one
 	snapshot  *openSnapshot
-	asks      schema.Request // what selects its samples, and what of it the caller may see
+	asks      schema.Request // selects its samples, and restricts what the caller may see of it
 	base      int64          // the job's position of its first sample
-	sees      *result        // those that the caller may see, a bitmap; nil if all
+	sees      *result        // bitmap of the samples that the caller may see; nil if all
 	selection plan.Selection // positions in the snapshot
-	result    *result        // that the selection is of; nil if it takes next to nothing
-	mean      *big.Rat       // of what the mixture's weights are by, of those selected; nil if that is samples
+	result    *result        // that has the selection; nil if the selection takes next to no memory
+	mean      *big.Rat       // mean of mixture.by over the selected samples; nil if weights count samples
 }
 
-// release releases the snapshot and computed results.
+// release releases the snapshot and the computed results.
 func (s *source) release() {
 	for _, r := range []*result{s.result, s.sees} {
 		if r != nil {
@@ -63,19 +62,21 @@ func (s *source) release() {
 	}
 }
 
-// end is the job's position behind its last sample.
+// end is the job's position after its last sample.
 func (s *source) end() int64 { return s.base + s.snapshot.manifest.Rows() }
 
-// holdings are what a job holds of results beside its sources, each of which may be nil.
+// holdings are the results and memory that a job holds in addition to its sources. Each
+// may be nil. They are released with the job.
 type holdings struct {
-	lengths *result         // of samples, where these are served by length, or packed
-	costs   *result         // of samples, where the ranks of a step are to cost the same
-	pack    *result         // what packs them
-	windows *admission.Hold // the memory of windows then
-	sample  *result         // what samples are drawn by
-	makers  *admission.Hold // that of compiled expressions
+	lengths *result         // lengths of samples, if batches go by length or samples are packed
+	costs   *result         // costs of samples, if the ranks of a step are balanced
+	pack    *result         // assigns documents to sequences
+	windows *admission.Hold // memory of the windows of buckets
+	sample  *result         // weights or classes by which samples are drawn
+	makers  *admission.Hold // memory of compiled expressions
 }
 
+// release releases everything. A nil Hold releases nothing.
 func (h *holdings) release() {
 	for _, r := range []*result{h.lengths, h.costs, h.pack, h.sample} {
 		if r != nil {
@@ -86,8 +87,8 @@ func (h *holdings) release() {
 	h.makers.Release()
 }
 
-// Open resolves a request. Errors wrap schema.ErrInvalid or ErrNotFound where
-// the request is at fault.
+// Open resolves a request. If the request is at fault, the error wraps schema.ErrInvalid
+// or ErrNotFound. The caller closes the job.
 func (rv *Resolver) Open(ctx context.Context, req schema.Request) (*Job, error) {
 	if err := req.Check(); err != nil {
 		return nil, err
@@ -111,13 +112,14 @@ func (rv *Resolver) open(ctx context.Context, req schema.Request) (*Job, error) 
 	return rv.openOn(ctx, snap, req)
 }
 
-// openOn resolves a request for one snapshot, of which the job has the hold from now on, also if it fails.
+// openOn resolves a request for one snapshot. It takes over the caller's hold of the
+// snapshot, even if it fails.
 func (rv *Resolver) openOn(ctx context.Context, snap *openSnapshot, req schema.Request) (*Job, error) {
 	return rv.openJob(ctx, snap.manifest, []source{{snapshot: snap, asks: req}}, req)
 }
 
-// openJob resolves a request for samples of sources, of whose snapshots the job has the holds from now on, also if it
-// fails. rows are theirs.
+// openJob resolves a request for samples of sources, whose rows are rows. It takes over
+// the holds of their snapshots, even if it fails.
 func (rv *Resolver) openJob(ctx context.Context, rows manifest.Reader, sources []source,
 	req schema.Request) (_ *Job, err error) {
 	var has holdings
@@ -129,17 +131,23 @@ func (rv *Resolver) openJob(ctx context.Context, rows manifest.Reader, sources [
 			}
 		}
 	}()
+	// The restriction comes first: everything after it is computed from visible rows
+	// only.
 	if err := each(ctx, sources, func(ctx context.Context, s *source) (err error) {
 		s.sees, err = rv.visible(ctx, s.snapshot, s.asks.Within)
 		return err
 	}); err != nil {
 		return nil, err
 	}
+	// Completing the request depends on the record of the snapshot alone, and reads no
+	// rows.
 	snap := rows.Snapshot()
 	req, shown, err := rv.fill(ctx, snap, req)
 	if err != nil {
 		return nil, err
 	}
+	// From here on the request has its defaults, which the layout's name and the run
+	// depend on.
 	req, local, err := rv.localize(ctx, snap, req)
 	if err != nil {
 		return nil, err
@@ -157,6 +165,8 @@ func (rv *Resolver) openJob(ctx context.Context, rows manifest.Reader, sources [
 	}); err != nil {
 		return nil, err
 	}
+	// From here on rows are read: lengths, costs, weights and sums of the selected ones.
+	// Each is a cached result, shared with the other ranks and epochs of the job.
 	var buckets *plan.Buckets
 	if buckets, err = rv.buckets(ctx, sources[0].snapshot, req, sources[0].selection, &has); err != nil {
 		return nil, err
@@ -166,6 +176,7 @@ func (rv *Resolver) openJob(ctx context.Context, rows manifest.Reader, sources [
 			return nil, err
 		}
 	}
+	// The weights of a mixture may refer to sums over the selected samples.
 	if err := rv.means(ctx, sources, req); err != nil {
 		return nil, err
 	}
@@ -182,7 +193,7 @@ func (rv *Resolver) openJob(ctx context.Context, rows manifest.Reader, sources [
 		o, err = newResolved(req, shown, sources, buckets, &has)
 		return err
 	}
-	if req.Mixture != nil { // one of many changes takes some time
+	if req.Mixture != nil { // a mixture with many changes of weights takes some time
 		err = rv.turn(ctx, planned)
 	} else {
 		err = planned()
@@ -190,6 +201,7 @@ func (rv *Resolver) openJob(ctx context.Context, rows manifest.Reader, sources [
 	if err != nil {
 		return nil, err
 	}
+	// The assignment to ranks comes last, because it depends on the plan.
 	o.local = local
 	var shared *sharing
 	if o.local != nil {
@@ -203,8 +215,8 @@ func (rv *Resolver) openJob(ctx context.Context, rows manifest.Reader, sources [
 	return j, nil
 }
 
-// groupOf names what is the same in all epochs of a job. Once weights were changed from outside, steps to come are
-// others.
+// groupOf names what is the same in all epochs of a job. Changes of weights from outside
+// count, because they change the later steps.
 func groupOf(r schema.Request) string {
 	r = withEpoch(r, 0)
 	if r.Mixture == nil || r.Mixture.Steered == nil {
@@ -218,15 +230,17 @@ func groupOf(r schema.Request) string {
 	return hex.EncodeToString(sum[:8])
 }
 
-// digest names a request, and what its caller may see: the same request of two who see different things is not the
-// same job. Changes of weights from outside are left out: no job serves steps that they may still change.
+// digest names a request together with its restriction: the same request of two callers
+// who may see different rows is not the same job. Changes of weights from outside are
+// left out, because no job serves a step that they can still change.
 func digest(r schema.Request) string {
 	r.Mixture = r.Mixture.Unsteered()
 	sum := sha256.Sum256(within(r, string(r.Marshal())))
 	return hex.EncodeToString(sum[:8])
 }
 
-// within is what names a result of a request, with what its caller may see.
+// within returns the name of a result of a request. It contains the restriction, so that
+// no result is shared by callers who may see different rows.
 func within(r schema.Request, what string) []byte {
 	if key := r.WithinKey(); key != "" {
 		return []byte(what + "\x00within\x00" + key)
@@ -234,7 +248,7 @@ func within(r schema.Request, what string) []byte {
 	return []byte(what)
 }
 
-// withEpoch is r for another epoch.
+// withEpoch returns r for another epoch. It does not change r's Shuffle in place.
 func withEpoch(r schema.Request, epoch uint64) schema.Request {
 	if r.Shuffle != nil {
 		shuffle := *r.Shuffle
@@ -244,7 +258,8 @@ func withEpoch(r schema.Request, epoch uint64) schema.Request {
 	return r
 }
 
-// PlanOf returns the plan of an epoch, counted from the job's own. After the last epoch it is that of the last.
+// PlanOf returns the plan of an epoch, counted from the job's own. After the last
+// possible epoch it returns the plan of that one.
 func (j *Job) PlanOf(offset int64) *plan.Plan {
 	cfg := j.resolved.Plan.Config()
 	if offset == 0 || !cfg.Shuffle {
@@ -258,7 +273,8 @@ func (j *Job) PlanOf(offset int64) *plan.Plan {
 	return p
 }
 
-// Close releases the job. Further calls do nothing.
+// Close releases the job. Streams and batches that retain it can still use it. Further
+// calls do nothing.
 func (j *Job) Close() {
 	j.closeOnce.Do(func() {
 		if j.asked != nil {
@@ -268,20 +284,22 @@ func (j *Job) Close() {
 	})
 }
 
-// Resolved is the job without what it holds.
+// Resolved returns the resolved request, which holds no snapshot.
 func (j *Job) Resolved() *Resolved { return j.resolved }
 
 // Request returns the request with the snapshot's number and the defaults
 // filled in.
 func (j *Job) Request() schema.Request { return j.resolved.Request }
 
-// ID names the plan: equal requests on the same snapshot have equal ids.
+// ID names the plan. Equal requests for the same snapshot have equal ids.
 func (j *Job) ID() string { return j.resolved.ID }
 
-// Manifest returns the rows that the job's positions are of, valid until Close.
+// Manifest returns the rows to which the job's positions refer. It is valid until the job
+// is released.
 func (j *Job) Manifest() manifest.Reader { return j.rows }
 
-// Alone returns the manifest of the one snapshot that the job is of; nil of a mixture. It is valid until Close.
+// Alone returns the manifest of a job on one snapshot, and nil for a mixture. It is valid
+// until the job is released.
 func (j *Job) Alone() *manifest.Manifest {
 	if len(j.sources) > 1 || j.resolved.Request.Mixture != nil {
 		return nil
@@ -289,19 +307,21 @@ func (j *Job) Alone() *manifest.Manifest {
 	return j.sources[0].snapshot.manifest
 }
 
-// Plan returns the order and sharing of the epoch.
+// Plan returns the order of the epoch and its assignment to ranks.
 func (j *Job) Plan() *plan.Plan { return j.resolved.Plan }
 
-// Projection returns the columns served.
+// Projection returns the columns that are served.
 func (j *Job) Projection() *schema.Projection { return j.resolved.Projection }
 
-// Operators returns what becomes of blobs before they are served; nil for nothing.
+// Operators returns the operators that blobs pass before they are served; nil if there
+// are none.
 func (j *Job) Operators() *operators.Set { return j.resolved.Operators }
 
-// Selection returns the positions that the epochs of a job on one snapshot are made of.
+// Selection returns the positions from which the epochs of a job on one snapshot are
+// made.
 func (j *Job) Selection() plan.Selection { return j.sources[0].selection }
 
-// OperatorsOf returns what becomes of a source's blobs; nil for nothing.
+// OperatorsOf returns the operators for a source's blobs; nil if there are none.
 func (j *Job) OperatorsOf(source int) *operators.Set {
 	if own := j.resolved.own; own != nil {
 		return own[source]
@@ -309,20 +329,21 @@ func (j *Job) OperatorsOf(source int) *operators.Set {
 	return j.resolved.Operators
 }
 
-// Group names what is the same in all epochs of the job: jobs of one group share
-// what the store has to give.
+// Group names what is the same in all epochs of the job. The jobs of a group share one
+// part of the store's throughput.
 func (j *Job) Group() string { return j.group }
 
-// Course names what the steps of the job hold and nothing else: it is the same in all epochs, whatever the
-// world, the order, and who gets which samples of a step. A job that goes on with other ranks keeps it.
+// Course names the samples of the job's steps and nothing else. It is the same in all
+// epochs, and does not depend on the world, on the order of delivery, or on which rank
+// gets which samples. A job that continues with other ranks keeps it.
 func (j *Job) Course() string {
 	r := withEpoch(j.resolved.Request, 0)
 	r.World, r.Order, r.Assign, r.Owners, r.Ranks, r.Digest, r.Slices = nil, "", "", "", nil, false, nil
 	return digest(r)
 }
 
-// Sequence names which samples each rank gets in which order, and nothing of what is served of them: it is the same in
-// all epochs, and for ranks that ask for other columns.
+// Sequence names the samples of each rank and their order, and not what is served of
+// them. It is the same in all epochs, and for ranks that request other columns.
 func (j *Job) Sequence() string {
 	r := withEpoch(j.resolved.Request, 0)
 	r.Columns, r.Operators, r.Place, r.Layout, r.BatchBytes, r.OnError, r.Digest = nil, nil, "", "", 0, "", false
@@ -330,10 +351,11 @@ func (j *Job) Sequence() string {
 	return digest(r)
 }
 
-// shownSources is how many sources of a mixture are named.
+// shownSources is how many sources of a mixture SnapshotName lists.
 const shownSources = 3
 
-// SnapshotName is the snapshot as people write it: dataset@number. Those of a mixture are joined by +.
+// SnapshotName is the snapshot for messages: dataset@number. The names of a mixture are
+// joined by +.
 func (j *Job) SnapshotName() string {
 	if len(j.sources) == 1 {
 		return j.sources[0].snapshot.key.String()
@@ -348,12 +370,12 @@ func (j *Job) SnapshotName() string {
 	return strings.Join(names, "+")
 }
 
-// Retain holds the job for a stream or a batch, beyond its Close. The caller has
-// a hold of it: the job is not closed, or was retained before.
+// Retain adds a hold for a stream or a batch, which keeps the job usable after Close. The
+// caller has a hold already: the job is not closed, or the caller has retained it.
 func (j *Job) Retain() { j.holds.Add(1) }
 
-// Release ends a hold that Retain took. The last one releases the job's snapshot and its
-// selection's memory.
+// Release ends a hold that Retain took. The last one releases the job's snapshots and the
+// memory of its results.
 func (j *Job) Release() {
 	if j.holds.Add(-1) > 0 {
 		return
@@ -367,12 +389,12 @@ func (j *Job) Release() {
 	}
 }
 
-// Tolerant reports whether a sample that cannot be read leaves a stream alive.
+// Tolerant reports whether a stream continues after a sample that cannot be read.
 func (j *Job) Tolerant() bool {
 	return j.resolved.Request.OnError == schema.OnErrorNull || j.resolved.Request.OnError == schema.OnErrorSkip
 }
 
-// EpochNumber is the number of the job's epoch, 0 where nothing is shuffled.
+// EpochNumber is the number of the job's epoch, 0 if nothing is shuffled.
 func (j *Job) EpochNumber() uint64 {
 	if j.resolved.Request.Shuffle == nil {
 		return 0
@@ -380,8 +402,9 @@ func (j *Job) EpochNumber() uint64 {
 	return j.resolved.Request.Shuffle.Epoch
 }
 
-// MeanBytes is how many bytes of blobs the rows have on average that the job reads: of each snapshot, by the mean of all
-// of its rows.
+// MeanBytes is the mean size of the blobs that the job reads for a row. For each snapshot
+// it is the mean over all of its rows, because the sizes of the selected ones are not
+// known without reading them.
 func (j *Job) MeanBytes() (mean int64) {
 	if j.Alone() != nil {
 		return meanBytes(j.rows.Snapshot().Chunks, j.resolved.Projection)
@@ -393,7 +416,7 @@ func (j *Job) MeanBytes() (mean int64) {
 	return int64(sum / float64(max(j.resolved.Plan.Rows(), 1)))
 }
 
-// meanBytes is how many bytes of the blobs that are shown rows of some chunks have on average.
+// meanBytes is the mean size of the shown blobs of a row, over some chunks.
 func meanBytes(chunks []schema.Chunk, shown *schema.Projection) int64 {
 	var bytes, rows int64
 	for i := range chunks {
@@ -409,21 +432,21 @@ func meanBytes(chunks []schema.Chunk, shown *schema.Projection) int64 {
 
 // RestrictionError says that the rows and columns that a caller may see of a snapshot
 // cannot be determined, because the restriction's own expression does not fit the
-// snapshot. The caller may then see nothing of it. The error is not the caller's: it is
-// no schema.ErrInvalid.
+// snapshot. The caller may then see nothing of it. The caller is not at fault, so the
+// error is no schema.ErrInvalid.
 type RestrictionError struct {
 	Snapshot string
 	Cause    *where.Error
 }
 
-// Error is one line: the message of an expression has several, and this one goes into logs.
+// Error is one line, for logs. The message of an expression may have several.
 func (e *RestrictionError) Error() string {
 	return fmt.Sprintf("the rule's where does not fit snapshot %s: %s", e.Snapshot,
 		strings.ReplaceAll(e.Cause.Error(), "\n", " "))
 }
 
-// visible computes which samples a restriction shows. The result, of which the caller
-// gets a hold, is nil if it shows all.
+// visible computes the samples that a restriction shows, with a hold for the caller. It
+// returns nil if the restriction shows all.
 func (rv *Resolver) visible(ctx context.Context, snap *openSnapshot, within *schema.Restriction) (*result, error) {
 	if !within.HidesRows() {
 		return nil, nil //nolint:nilnil // all rows need no bitmap
@@ -435,9 +458,9 @@ func (rv *Resolver) visible(ctx context.Context, snap *openSnapshot, within *sch
 	return r, err
 }
 
-// checkHidden fails if a compiled expression names a column that does not exist under a
-// restriction. Compile does not see it where a hidden column has the name of a part of a
-// blob column that is not.
+// checkHidden returns an error if a compiled expression names a column that the
+// restriction hides. Compile does not notice it if a hidden column has the same name as a
+// part of a visible blob column.
 func checkHidden(expr *where.Expr, snap *schema.Snapshot, within *schema.Restriction) error {
 	for _, name := range expr.Columns() {
 		if within.Hides(snap.Schema, name) {
@@ -447,8 +470,8 @@ func checkHidden(expr *where.Expr, snap *schema.Snapshot, within *schema.Restric
 	return nil
 }
 
-// checkSplit fails if a split does not exist, as far as those samples show. One of
-// which nothing can be seen does not.
+// checkSplit returns an error if a split does not exist for a caller who sees these
+// samples. A split of which the caller sees no sample does not exist.
 func checkSplit(snap *schema.Snapshot, name string, seen *plan.Bitmap) error {
 	if name == "" {
 		return nil
@@ -463,19 +486,20 @@ func checkSplit(snap *schema.Snapshot, name string, seen *plan.Bitmap) error {
 	return noSplit(snap, name, have)
 }
 
+// noSplit is the error for a split that does not exist. It lists those that do.
 func noSplit(snap *schema.Snapshot, name string, have []string) error {
 	return fmt.Errorf("%w: dataset %s@%d has no split %q; it has %s", schema.ErrNotFound, snap.Dataset, snap.Number,
 		name, cmp.Or(schema.ShownList(have), "none"))
 }
 
-// SeenSplit is a split, and how many of its samples can be seen.
+// SeenSplit is a split with the number of its samples that the caller may see.
 type SeenSplit struct {
 	schema.Split
 	Seen int64
 }
 
-// SeenSplits lists the splits of a snapshot of which some of the samples can be seen;
-// all of them, if seen is nil.
+// SeenSplits lists the splits of which some samples are in seen; all splits if seen is
+// nil.
 func SeenSplits(snap *schema.Snapshot, seen *plan.Bitmap) []SeenSplit {
 	var list []SeenSplit
 	for _, s := range snap.Splits {
@@ -494,7 +518,7 @@ func SeenSplits(snap *schema.Snapshot, seen *plan.Bitmap) []SeenSplit {
 	return list
 }
 
-// bitmapIn is the bitmap of a result; nil if there is no result.
+// bitmapIn returns the bitmap of a result; nil for a nil result.
 func (r *result) bitmapIn() *plan.Bitmap {
 	if r == nil {
 		return nil
@@ -502,7 +526,7 @@ func (r *result) bitmapIn() *plan.Bitmap {
 	return r.selection.(*plan.Bitmap)
 }
 
-// Sees reports whether a position is that of a sample which the job's caller may see.
+// Sees reports whether the job's caller may see the sample at a position.
 func (j *Job) Sees(position int64) bool {
 	if position < 0 || position >= j.rows.Rows() {
 		return false
@@ -512,7 +536,7 @@ func (j *Job) Sees(position int64) bool {
 	return sees == nil || sees.bitmapIn().Has(at)
 }
 
-// Seen is how many samples of the job's snapshots its caller may see.
+// Seen is the number of samples of the job's snapshots that its caller may see.
 func (j *Job) Seen() (n int64) {
 	for i := range j.sources {
 		if s := &j.sources[i]; s.sees == nil {
@@ -529,12 +553,12 @@ func (j *Job) Splits() []SeenSplit {
 	return SeenSplits(j.sources[0].snapshot.manifest.Snapshot(), j.sources[0].sees.bitmapIn())
 }
 
-// Hides reports whether a column does not exist for the job's caller.
+// Hides reports whether a column is hidden from the job's caller.
 func (j *Job) Hides(column string) bool {
 	return j.resolved.Request.Within.Hides(j.Manifest().Snapshot().Schema, column)
 }
 
-// ShownID is a sample's id in text, "" if the job's caller may not see ids.
+// ShownID is a sample's id as text, "" if ids are hidden from the job's caller.
 func (j *Job) ShownID(id schema.ID) string {
 	if j.Hides(schema.IDColumn) {
 		return ""
@@ -542,8 +566,9 @@ func (j *Job) ShownID(id schema.ID) string {
 	return schema.FormatID(id)
 }
 
-// CheckPosition fails if no sample that the job's caller may see is at a position. He
-// learns the same of one that he may not see and of one that there is not.
+// CheckPosition returns an error unless the job's caller may see a sample at a position.
+// The error is the same for a hidden position and for one that does not exist, so that it
+// does not reveal which positions exist.
 func (j *Job) CheckPosition(field string, position int64) error {
 	if j.Sees(position) {
 		return nil

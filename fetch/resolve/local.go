@@ -16,17 +16,17 @@ import (
 	"bowstring/schema"
 )
 
-// Layouts says which node owns what. It is safe for concurrent use.
+// Layouts finds the layouts of a cluster. It is safe for concurrent use.
 type Layouts interface {
 	// Layout returns a layout by name; schema.ErrNotFound if there is none.
 	Layout(ctx context.Context, name string) (*layout.Layout, error)
-	// Reserve returns the layout of an epoch of a plan. The first caller decides it: the
-	// layout is made of the nodes that are there, for size bytes of blobs, and for ranks on
-	// those nodes if they are not nil. Later callers get the same layout.
+	// Reserve returns the layout of an epoch of a plan. The first call decides it: the
+	// layout consists of the nodes that are running, for size bytes of blobs, and of
+	// ranks on those nodes if they are not nil. Later calls get the same layout.
 	Reserve(ctx context.Context, plan string, epoch uint64, size int64, ranks []string) (*layout.Layout, error)
 }
 
-// lone are the layouts of a server that is in no cluster.
+// lone has the only layout of a server outside a cluster.
 type lone struct{}
 
 // Layout implements Layouts.
@@ -43,16 +43,18 @@ func (lone) Reserve(context.Context, string, uint64, int64, []string) (*layout.L
 	return layout.Lone(), nil
 }
 
-// local is how a job's batches are shared out where its ranks get what their nodes own.
+// local determines which ranks get which rows of a step, if ranks get what their nodes
+// own.
 type local struct {
 	layout *layout.Layout
-	nodes  []int32 // of the layout, by data rank
-	column int     // ordinal of the blob column by whose keys samples are owned
+	nodes  []int32 // the node of each data rank, as an index in the layout
+	column int     // ordinal of the blob column whose keys decide who owns a sample
 }
 
-// localize finds the layout of a request that has its defaults filled in. The request that it
-// returns names it, and no ranks that the layout names itself. It is nil where ranks get what
-// the plan gives them.
+// localize finds the layout of a request that has its defaults filled in. The returned
+// request names the layout. It names the ranks' nodes only if they differ from the
+// layout's own, so that equal jobs have equal requests. local is nil if ranks get the
+// rows that the plan gives them.
 func (rv *Resolver) localize(ctx context.Context, snap *schema.Snapshot,
 	req schema.Request) (schema.Request, *local, error) {
 	if req.Assign != schema.AssignLocal {
@@ -75,6 +77,7 @@ func (rv *Resolver) localize(ctx context.Context, snap *schema.Snapshot,
 		return req, nil, err
 	}
 	x.nodes = x.layout.NodesOf(int(req.DataRanks()))
+	// The request may place ranks on nodes otherwise than the layout does.
 	if req.Ranks != nil {
 		record := x.layout.Record()
 		placed, err := record.Placement(req.Ranks)
@@ -94,7 +97,7 @@ func (rv *Resolver) localize(ctx context.Context, snap *schema.Snapshot,
 	return req, x, nil
 }
 
-// epochOf is the number of a request's epoch, 0 where nothing is shuffled.
+// epochOf is the number of a request's epoch, 0 if nothing is shuffled.
 func epochOf(req schema.Request) uint64 {
 	if req.Shuffle == nil {
 		return 0
@@ -102,9 +105,9 @@ func epochOf(req schema.Request) uint64 {
 	return req.Shuffle.Epoch
 }
 
-// heaviest is the blob column of a snapshot that has most bytes, of those that a restriction
-// shows, as its ordinal, and how many. It does not depend on which columns are served, so that all that read an
-// epoch share it out alike.
+// heaviest returns the ordinal and size of the largest blob column among those that a
+// restriction shows. It does not depend on the served columns, so that all readers of an
+// epoch assign rows alike.
 func heaviest(snap *schema.Snapshot, within *schema.Restriction) (column int, size int64, err error) {
 	column = -1
 	for i, f := range schema.BlobFields(snap.Schema) {
@@ -129,8 +132,8 @@ func heaviest(snap *schema.Snapshot, within *schema.Restriction) (column int, si
 	return column, size, nil
 }
 
-// Layout is the layout by which batches are shared out; nil where ranks get what the plan gives
-// them.
+// Layout returns the layout by which steps are assigned; nil if ranks get the rows that
+// the plan gives them.
 func (o *Resolved) Layout() *layout.Layout {
 	if o.local == nil {
 		return nil
@@ -138,13 +141,13 @@ func (o *Resolved) Layout() *layout.Layout {
 	return o.local.layout
 }
 
-// NodeOf is the node of the layout that a data rank runs beside.
+// NodeOf returns the node of a data rank, as an index in the layout.
 func (o *Resolved) NodeOf(rank int) int { return int(o.local.nodes[rank]) }
 
-// Layout is as that of its Resolved.
+// Layout is that of the job's Resolved.
 func (j *Job) Layout() *layout.Layout { return j.resolved.Layout() }
 
-// NodeOf is as that of its Resolved.
+// NodeOf is that of the job's Resolved.
 func (j *Job) NodeOf(rank int) int { return j.resolved.NodeOf(rank) }
 
 // Owners returns the owners of the sample at a position, if its slot is known. The job
@@ -157,39 +160,41 @@ func (j *Job) Owners(position int64) (o layout.Owners, known bool) {
 	return j.resolved.local.layout.Owners(slot[0]), true
 }
 
-// Slots writes the slots of the samples at some positions into to, which has room for as
-// many. From then on Owners knows them.
+// Slots writes the slots of the samples at some positions into to, which is as long as
+// positions. Afterwards Owners knows these samples.
 func (j *Job) Slots(ctx context.Context, positions []int64, to []uint16) error {
 	return j.sharing.table.slots.get(ctx, j.Alone(), positions, to)
 }
 
-// SlotOwners are the owners of a slot by the job's layout.
+// SlotOwners returns the owners of a slot in the job's layout.
 func (j *Job) SlotOwners(slot uint16) layout.Owners { return j.resolved.local.layout.Owners(slot) }
 
 // SlotColumn is the ordinal of the blob column whose keys assign samples to slots.
 func (j *Job) SlotColumn() int { return j.resolved.local.column }
 
 const (
-	// keptShares is how many bytes of steps that were shared out are kept for a job, and leastShares
-	// how many steps at least: its ranks are about as far, and want the same ones.
+	// keptShares is how many bytes of assigned steps are cached for a job, leastShares
+	// how many steps at least, and mostShares how many at most. The ranks of a job are at
+	// about the same step, so they use the same ones.
 	keptShares  = 1 << 20
 	leastShares = 4
 	mostShares  = 256
-	// sharesAtOnce is how many steps of a job are shared out at the same time.
+	// sharesAtOnce is how many steps of a job are assigned at the same time.
 	sharesAtOnce = 4
-	// shareBytes is what a row of a step takes while that is shared out.
+	// shareBytes is the memory for a row of a step while the step is being assigned.
 	shareBytes = 32
 )
 
-// sharing assigns the steps of a job to ranks, for all local readers of the job.
+// sharing assigns the rows of a job's steps to ranks. All jobs with the same rows and
+// ranks have one, in all epochs. It is safe for concurrent use.
 type sharing struct {
 	jobs     *Resolver
 	key      string
 	locality *plan.Locality
-	table    *result // of slots
-	memory   *admission.Hold
-	turns    chan struct{}
-	most     int // steps kept
+	table    *result         // the slot table, with a hold
+	memory   *admission.Hold // for kept and for the steps being assigned
+	turns    chan struct{}   // a semaphore of sharesAtOnce
+	most     int             // steps to cache
 
 	refs int // guarded by Resolver.sharingsMu
 
@@ -204,7 +209,8 @@ type shareKey struct {
 	step  int64
 }
 
-// stepShare is who gets which row of a step: as plan.Locality.Assign says it.
+// stepShare is the assignment of a step's rows, as plan.Locality.Assign returns it. It is
+// immutable.
 type stepShare struct {
 	nothing
 	rows []int32
@@ -216,11 +222,14 @@ func (rv *Resolver) share(ctx context.Context, snap *openSnapshot, o *Resolved) 
 	if s := rv.sharingOf(key, nil); s != nil {
 		return s, nil
 	}
-	// Nothing is locked while it waits for the table: each job that ends gives its sharing up.
+	// No lock is held while the table is computed: a job that ends needs the lock to
+	// release its sharing.
 	table, err := rv.slotTable(ctx, snap, o.local.column)
 	if err != nil {
 		return nil, err
 	}
+	// The memory for cached steps is reserved once for all, so that assigning a step
+	// cannot fail for lack of memory.
 	batch := min(o.Request.Batch, max(o.Plan.Rows(), 1))
 	s := &sharing{
 		jobs: rv, key: key, locality: plan.NewLocality(o.local.layout, o.local.nodes), table: table, refs: 1,
@@ -239,7 +248,8 @@ func (rv *Resolver) share(ctx context.Context, snap *openSnapshot, o *Resolved) 
 	return s, nil
 }
 
-// sharingOf returns the sharing of a key, with a hold for the caller; made, which has one already, if there is none.
+// sharingOf returns the sharing with a key, with a hold for the caller. If there is none,
+// it registers made, which has a hold already, and returns it.
 func (rv *Resolver) sharingOf(key string, made *sharing) *sharing {
 	rv.sharingsMu.Lock()
 	defer rv.sharingsMu.Unlock()
@@ -253,14 +263,14 @@ func (rv *Resolver) sharingOf(key string, made *sharing) *sharing {
 	return made
 }
 
-// release gives a hold up.
+// release ends a hold. The last one frees the sharing.
 func (s *sharing) release() {
 	if s.leave() {
 		s.end()
 	}
 }
 
-// leave counts a hold out, and reports whether it was the last one.
+// leave removes a hold, and reports whether it was the last one.
 func (s *sharing) leave() bool {
 	s.jobs.sharingsMu.Lock()
 	defer s.jobs.sharingsMu.Unlock()
@@ -271,20 +281,21 @@ func (s *sharing) leave() bool {
 	return true
 }
 
-// end gives back what it has.
+// end releases the memory and the slot table.
 func (s *sharing) end() {
 	s.memory.Release()
 	s.table.Release()
 }
 
-// try returns what is kept of a step.
+// try returns the cached assignment of a step; nil if there is none.
 func (s *sharing) try(k shareKey) *stepShare {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.kept[k]
 }
 
-// keep keeps it.
+// keep caches the assignment of a step. The oldest is evicted, because ranks move
+// forward.
 func (s *sharing) keep(k shareKey, x *stepShare) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -298,10 +309,10 @@ func (s *sharing) keep(k shareKey, x *stepShare) {
 	s.kept[k], s.order = x, append(s.order, k)
 }
 
-// Shared returns how a step's rows are assigned: the sample at place at of the epoch's
-// order, in [lo, hi) of plan.Share, is that of index start + rows[at-start], where start
-// is the first index of the step. nil means the plan's own order. Shared reads from the
-// manifest the keys of those rows of the step that no earlier call has read. offset
+// Shared returns the assignment of a step's rows. The sample at place at of the epoch's
+// order, in [lo, hi) of plan.Share, is the one at index start + rows[at-start], where
+// start is the first index of the step. nil means the plan's own order. Shared reads keys
+// from the manifest for those rows of the step that no earlier call has read. offset
 // counts epochs from the job's own. The caller must not change the slice.
 func (j *Job) Shared(ctx context.Context, offset, step int64) ([]int32, error) {
 	rows, ok := j.TryShared(offset, step)
@@ -312,7 +323,7 @@ func (j *Job) Shared(ctx context.Context, offset, step int64) ([]int32, error) {
 	x, err := s.jobs.assigning.do(ctx, fmt.Sprintf("%s %d %d", s.key, k.epoch, k.step), j,
 		func(ctx context.Context) (*stepShare, error) {
 			if x := s.try(k); x != nil {
-				return x, nil // since it was looked for
+				return x, nil // another call has just computed it
 			}
 			select {
 			case s.turns <- struct{}{}:
@@ -333,7 +344,7 @@ func (j *Job) Shared(ctx context.Context, offset, step int64) ([]int32, error) {
 	return x.rows, nil
 }
 
-// TryShared is Shared where that needs no computation.
+// TryShared is Shared if that needs no computation; ok is false if it does.
 func (j *Job) TryShared(offset, step int64) (rows []int32, ok bool) {
 	if j.resolved.local == nil {
 		return nil, true
@@ -344,7 +355,8 @@ func (j *Job) TryShared(offset, step int64) (rows []int32, ok bool) {
 	return nil, false
 }
 
-// shareKey names a step of an epoch. Where nothing is shuffled all epochs are alike.
+// shareKey names a step of an epoch. If nothing is shuffled, all epochs have the same
+// steps.
 func (j *Job) shareKey(offset, step int64) shareKey {
 	if j.resolved.Request.Shuffle == nil {
 		offset = 0
@@ -352,6 +364,7 @@ func (j *Job) shareKey(offset, step int64) shareKey {
 	return shareKey{j.EpochNumber() + uint64(offset), step}
 }
 
+// assign computes the assignment of a step.
 func (j *Job) assign(ctx context.Context, offset, step int64) (*stepShare, error) {
 	p := j.PlanOf(offset)
 	start, size := p.Batch(step)
@@ -371,32 +384,33 @@ func (j *Job) assign(ctx context.Context, offset, step int64) (*stepShare, error
 }
 
 const (
-	// slotBlock is how many rows are looked up at once: as many as a page has, so that one that
-	// is read for a row is never read again for another.
+	// slotBlock is how many rows are looked up together: the rows of a page, so that a
+	// page that was read for one row is never read again for another.
 	slotBlock = 1024
 	// slotBlocks is how many blocks are looked up at the same time.
 	slotBlocks = 128
 )
 
-// slotTable holds the slot of each row of a snapshot, as far as it was looked up. It
-// takes 17 bits a row. Rows are looked up in whole blocks, so that all steps of all
-// epochs together read the manifest once. It is safe for concurrent use.
+// slotTable caches the slot of each row of a snapshot that was looked up. It takes 17
+// bits per row. Rows are looked up in whole blocks, so that all steps of all epochs
+// together read the manifest once. It is safe for concurrent use.
 type slotTable struct {
 	column int // ordinal of the blob column
 
 	mu    sync.RWMutex
 	slots []uint16 // by position
-	known []uint64 // a bit for each position
+	known []uint64 // a bit for each position: slots has its slot
 }
 
-// slotBytes is the memory of a table of this many rows.
+// slotBytes is the memory of a table for a number of rows.
 func slotBytes(rows int64) int64 { return 2*rows + 8*(rows/64+1) }
 
+// newSlotTable returns a table that knows no slot.
 func newSlotTable(rows int64, column int) *slotTable {
 	return &slotTable{column: column, slots: make([]uint16, rows), known: make([]uint64, rows/64+1)}
 }
 
-// slotTable returns the table of a blob column of a snapshot, with a hold for the caller.
+// slotTable returns the table of a snapshot's blob column, with a hold for the caller.
 func (rv *Resolver) slotTable(ctx context.Context, snap *openSnapshot, column int) (*result, error) {
 	return rv.derive(ctx, snap.key, fmt.Sprintf("slots\x00%d", column), snap, func(context.Context) (*result, error) {
 		rows := snap.manifest.Rows()
@@ -409,7 +423,8 @@ func (rv *Resolver) slotTable(ctx context.Context, snap *openSnapshot, column in
 	})
 }
 
-// tryGet puts the slots of the rows at some positions into to, false if not all are known.
+// tryGet writes the slots of the rows at some positions into to; false if some are
+// unknown.
 func (t *slotTable) tryGet(positions []int64, to []uint16) bool {
 	t.mu.RLock()
 	defer t.mu.RUnlock()
@@ -428,12 +443,13 @@ func (t *slotTable) get(ctx context.Context, m *manifest.Manifest, positions []i
 	if t.tryGet(positions, to) {
 		return nil
 	}
+	// Blocks are looked up at once, so that a step waits for about one read.
 	g, all := errgroup.WithContext(ctx)
 	g.SetLimit(slotBlocks)
 	for _, block := range t.missing(positions) {
 		from, to := block*slotBlock, min((block+1)*slotBlock, m.Rows())
 		g.Go(func() error {
-			if t.has(from, to) {
+			if t.has(from, to) { // a page of another block had the rows
 				return nil // it lay in the pages of other blocks
 			}
 			return m.Walk(all, from, to, nil, t.visit)
@@ -460,7 +476,7 @@ func (t *slotTable) has(from, to int64) bool {
 	return true
 }
 
-// missing lists the blocks that have a row which is not known, each once.
+// missing lists the blocks that have an unknown row among the positions, each once.
 func (t *slotTable) missing(positions []int64) []int64 {
 	t.mu.RLock()
 	defer t.mu.RUnlock()
@@ -474,7 +490,7 @@ func (t *slotTable) missing(positions []int64) []int64 {
 	return slices.Compact(blocks)
 }
 
-// visit takes the slots of a whole page.
+// visit enters the slots of a page's rows.
 func (t *slotTable) visit(_ context.Context, start int64, p *schema.Page) error {
 	found := make([]uint16, p.Rows())
 	err := schema.Guard(func() error {
@@ -499,6 +515,6 @@ func (t *slotTable) visit(_ context.Context, start int64, p *schema.Page) error 
 	return nil
 }
 
-// slotOfNull is the slot of a row without a blob. Nothing has to be read for it, so it may
-// go to any rank, and goes to each as often.
+// slotOfNull is the slot of a row without a blob. Nothing has to be read for it, so any
+// rank may get it. The multiplication spreads such rows evenly over the slots.
 func slotOfNull(pos int64) uint16 { return uint16(uint64(pos) * 0x9e3779b97f4a7c15 >> 48) }

@@ -37,8 +37,10 @@ func (rv *Resolver) means(ctx context.Context, sources []source, req schema.Requ
 	})
 }
 
-// sumOf adds up a column of the selected samples of a source: whole numbers, so that the sum is the same whatever the
-// order in which it is added up. Null, and what is below 0, counts as 0, and a number of 2^32 and more as 2^32-1.
+// sumOf adds up a column over the selected samples of a source. The values are whole
+// numbers, so that the sum does not depend on the order of addition. Null and negative
+// values count as 0, and values of 2^32 or more as 2^32-1. The sum is cached for all jobs
+// that select the same samples.
 func (rv *Resolver) sumOf(ctx context.Context, s *source, name string) (int64, error) {
 	snap, sees := s.snapshot.manifest.Snapshot(), s.asks.Within
 	ordinal, blob, err := summed(snap, sees, name)
@@ -50,6 +52,8 @@ func (rv *Resolver) sumOf(ctx context.Context, s *source, name string) (int64, e
 			return 0, err
 		}
 	}
+	// The key has everything that determines the sum, and nothing else, so that jobs
+	// share it.
 	what := schema.Request{Split: s.asks.Split, Where: s.asks.Where, Within: sees}
 	key := string(within(what, fmt.Sprintf("sum\x00%t\x00%d\x00%s", blob, ordinal, what.Marshal())))
 	r, err := rv.derive(ctx, s.snapshot.key, key, s.snapshot, func(ctx context.Context) (*result, error) {
@@ -77,7 +81,8 @@ func (rv *Resolver) sumOf(ctx context.Context, s *source, name string) (int64, e
 	return r.sum, nil
 }
 
-// summed finds a column that can be added up: one of integers, or the size of a blob column, whose ordinal it is then.
+// summed finds a column that can be added up: a column of integers, or the size of a blob
+// column. For the latter, blob is true and ordinal is that of the blob column.
 func summed(snap *schema.Snapshot, within *schema.Restriction, name string) (ordinal int, blob bool, err error) {
 	var have []string
 	for _, f := range schema.MetaFields(snap.Schema) {
@@ -103,7 +108,7 @@ func summed(snap *schema.Snapshot, within *schema.Restriction, name string) (ord
 		Want: fmt.Sprintf("%q, or a column of integers or sizes: %s", schema.BySamples, schema.ShownList(have))}
 }
 
-// sumPage adds up what a page that begins at start has of the selected samples.
+// sumPage adds up the column over the selected rows of a page that begins at start.
 func sumPage(p *schema.Page, ordinal int, blob bool, start int64, selection plan.Selection) (sum int64, err error) {
 	values := make(plan.Lengths, p.Rows())
 	if blob {

@@ -21,7 +21,7 @@ import (
 	"bowstring/schema"
 )
 
-// SourceError is an error of a source of a mixture.
+// SourceError is an error in one source of a mixture.
 type SourceError struct {
 	Source int    // its index
 	Name   string // in the request
@@ -31,13 +31,14 @@ type SourceError struct {
 // Error names the source.
 func (e *SourceError) Error() string { return fmt.Sprintf("mixture, source %q: %s", e.Name, e.Err) }
 
-// Unwrap returns the error.
+// Unwrap returns the error without the source's name.
 func (e *SourceError) Unwrap() error { return e.Err }
 
 // sourcesAtOnce is how many sources of a mixture are opened at the same time.
 const sourcesAtOnce = 16
 
-// each does something for all sources, several at once. An error of a mixture's says which source it is of.
+// each calls do for all sources, several at once. The error of a mixture's source is a
+// SourceError.
 func each(ctx context.Context, sources []source, do func(context.Context, *source) error) error {
 	if len(sources) == 1 && sources[0].name == "" {
 		return do(ctx, &sources[0])
@@ -59,7 +60,7 @@ func each(ctx context.Context, sources []source, do func(context.Context, *sourc
 	return err
 }
 
-// openMixture resolves a request for a mixture, which names no tag.
+// openMixture resolves a request for a mixture. The request names no tag.
 func (rv *Resolver) openMixture(ctx context.Context, req schema.Request) (*Job, error) {
 	asked := req.Mixture.Leaves()
 	sources := make([]source, len(asked))
@@ -83,7 +84,8 @@ func (rv *Resolver) openMixture(ctx context.Context, req schema.Request) (*Job, 
 	return rv.openJob(ctx, rows, sources, req)
 }
 
-// unite gives the sources their places among the job's positions, and the request the snapshots' numbers.
+// unite assigns the job's positions to the sources, one after another, and puts the
+// numbers of the snapshots into the request.
 func unite(sources []source, req schema.Request) (*manifest.Union, schema.Request, error) {
 	snaps, manifests := make([]*schema.Snapshot, len(sources)), make([]*manifest.Manifest, len(sources))
 	base := int64(0)
@@ -102,8 +104,8 @@ func unite(sources []source, req schema.Request) (*manifest.Union, schema.Reques
 	return manifest.NewUnion(form, manifests), req, nil
 }
 
-// uniteForms is what the snapshots of a mixture have in common, and the request with their numbers, and with what of the
-// columns exists.
+// uniteForms returns the common form of a mixture's snapshots. It also returns the
+// request with the snapshots' numbers, and with the restriction of the common columns.
 func uniteForms(snaps []*schema.Snapshot, req schema.Request) (*schema.Form, schema.Request, error) {
 	if req.Place == schema.PlaceClient {
 		return nil, req, &schema.FieldError{Field: "place", Got: strconv.Quote(req.Place) + " with mixture",
@@ -121,7 +123,7 @@ func uniteForms(snaps []*schema.Snapshot, req schema.Request) (*schema.Form, sch
 	return form, req, err
 }
 
-// fillMixture is fill for a mixture of snapshots, by their records alone.
+// fillMixture is fill for a mixture. It uses the records of its snapshots alone.
 func (rv *Resolver) fillMixture(ctx context.Context, snaps []*schema.Snapshot, req schema.Request) (schema.Request, shown,
 	error) {
 	form, req, err := uniteForms(snaps, req)
@@ -131,7 +133,8 @@ func (rv *Resolver) fillMixture(ctx context.Context, snaps []*schema.Snapshot, r
 	return rv.fill(ctx, form.Snapshot(), req)
 }
 
-// MixtureSchema is what batches of a request for a mixture look like. snaps are the snapshots of its sources.
+// MixtureSchema returns the schema of batches of a request for a mixture. snaps are the
+// snapshots of its sources, in the order of the mixture's leaves.
 func (rv *Resolver) MixtureSchema(ctx context.Context, snaps []*schema.Snapshot, req schema.Request) (*arrow.Schema, error) {
 	_, s, err := rv.fillMixture(ctx, snaps, req)
 	if err != nil {
@@ -140,7 +143,7 @@ func (rv *Resolver) MixtureSchema(ctx context.Context, snaps []*schema.Snapshot,
 	return s.projection.Schema, nil
 }
 
-// mixtureID is ID of a request for a mixture that names no tag.
+// mixtureID is ID for a mixture. The request names no tag.
 func (rv *Resolver) mixtureID(ctx context.Context, req schema.Request) (string, error) {
 	leaves := req.Mixture.Leaves()
 	known := req.Batch != 0 && req.Operators.Resolved()
@@ -165,7 +168,7 @@ func (rv *Resolver) mixtureID(ctx context.Context, req schema.Request) (string, 
 	return digest(req), nil
 }
 
-// pinMixture is Pin of a request for a mixture.
+// pinMixture is Pin for a mixture.
 func (rv *Resolver) pinMixture(ctx context.Context, req schema.Request) (schema.Request, error) {
 	leaves := req.Mixture.Leaves()
 	for i := range leaves {
@@ -183,8 +186,9 @@ func (rv *Resolver) pinMixture(ctx context.Context, req schema.Request) (schema.
 	return req, nil
 }
 
-// compileSources compiles the steps of a mixture whose sources have some of their own: for each source those, and behind
-// them the mixture's. Each column has one form, whatever the source of a row. The request has all of them in full.
+// compileSources compiles the operators of a mixture whose sources have operators of
+// their own: for each source its own ones, then the mixture's. Each column has one form
+// for all sources. The returned request has all operators in canonical form.
 func (rv *Resolver) compileSources(snap *schema.Snapshot, req schema.Request) (schema.Request, shown, error) {
 	parts, leaves := snap.Parts(), req.Mixture.Leaves()
 	s := shown{own: make([]*operators.Set, len(parts))}
@@ -198,6 +202,8 @@ func (rv *Resolver) compileSources(snap *schema.Snapshot, req schema.Request) (s
 			return req, s, &SourceError{i, parts[i].Name, err}
 		}
 	}
+	// A column with operators of the mixture that no source has is an error of the
+	// request.
 	for _, name := range req.Operators.Columns() {
 		if _, ok := canonical[name]; ok {
 			continue
@@ -217,8 +223,9 @@ func (rv *Resolver) compileSources(snap *schema.Snapshot, req schema.Request) (s
 	return req, s, nil
 }
 
-// compileSource compiles the steps of a source and of its mixture. It writes those of the source in full into it, and those
-// of the mixture into canonical.
+// compileSource compiles the operators of a source, then those of its mixture. It writes
+// the canonical form of the source's own into leaf, and that of the mixture's into
+// canonical.
 func (rv *Resolver) compileSource(part *schema.Part, leaf *schema.MixtureSource, mixture,
 	canonical schema.Operators) (*operators.Set, error) {
 	own, err := operators.CompileSet(rv.kinds, part.Snapshot.Schema, part.Within, leaf.Operators)
@@ -234,6 +241,7 @@ func (rv *Resolver) compileSource(part *schema.Part, leaf *schema.MixtureSource,
 		if !blobs.HasField(name) {
 			continue
 		}
+		// The source's operators run first, and the mixture's on their result.
 		first, last := joined[name], mixture[name]
 		at := "operators." + schema.Shown(name)
 		switch {
@@ -256,6 +264,8 @@ func (rv *Resolver) compileSource(part *schema.Part, leaf *schema.MixtureSource,
 	if err != nil {
 		return nil, err
 	}
+	// The mixture's part of a joined list is at its end. The first source that has the
+	// column determines the canonical form; checkForms compares the others.
 	for name, p := range set.Canonical() {
 		if asked, ok := mixture[name]; ok && !asked.Computes() {
 			if _, known := canonical[name]; !known {
@@ -267,7 +277,7 @@ func (rv *Resolver) compileSource(part *schema.Part, leaf *schema.MixtureSource,
 	return set, nil
 }
 
-// checkForms checks that all sources which have a column serve it in one form.
+// checkForms returns an error unless all sources that have a column serve it in one form.
 func checkForms(name string, parts []schema.Part, sets []*operators.Set) error {
 	first := -1
 	for i := range parts {
@@ -289,7 +299,7 @@ func checkForms(name string, parts []schema.Part, sets []*operators.Set) error {
 	return nil
 }
 
-// formText is a form as error messages name it.
+// formText describes a form for error messages.
 func formText(f *schema.MadeForm) string {
 	if f == nil {
 		return "bytes as they are"
@@ -304,13 +314,15 @@ func formText(f *schema.MadeForm) string {
 // picks are the words that requests have for how sources take turns, and ends those for what becomes of a source at its
 // end.
 var (
+	// picks and ends translate the words of requests: how the next source is chosen, and
+	// what happens when a source has been used up.
 	picks = map[string]plan.Pick{"": plan.PickRandom, schema.PickRandom: plan.PickRandom, schema.PickExact: plan.PickExact,
 		schema.PickOneSource: plan.PickOneSource}
 	ends = map[string]plan.End{"": plan.Reshuffle, schema.EndReshuffle: plan.Reshuffle, schema.EndStop: plan.Stop,
 		schema.EndDrop: plan.Leave}
 )
 
-// mix makes the plan's part of a mixture, of a request that has its defaults filled in.
+// mix makes the mixture of a plan, for a request that has its defaults filled in.
 func mix(req *schema.Request, sources []source, remainder plan.Remainder) (*plan.Mix, error) {
 	m := req.Mixture
 	cfg := plan.MixConfig{Rows: m.EpochSize, Batch: req.Batch, Remainder: remainder, Pick: picks[m.Pick]}
@@ -330,6 +342,9 @@ func mix(req *schema.Request, sources []source, remainder plan.Remainder) (*plan
 		}
 		cfg.Sources = append(cfg.Sources, of)
 	}
+	// Weights are shares of samples. If the request gives shares of mixture.by, each is
+	// divided by its source's mean. They are rational numbers, so that every node
+	// computes the same plan.
 	if m.Weighted() {
 		for i, at := range m.Shares() {
 			for k, share := range at.Shares {
@@ -362,11 +377,12 @@ func mix(req *schema.Request, sources []source, remainder plan.Remainder) (*plan
 		rows += n
 		cfg.Weights = append(cfg.Weights, uint64(n))
 	}
+	// Without weights the counts of rows are the weights, and their sum is the epoch.
 	cfg.Rows = cmp.Or(m.EpochSize, rows)
 	return plan.NewMix(cfg)
 }
 
-// mixEpoch is which epoch of its mixture a request is of.
+// mixEpoch is the epoch of the mixture that a request is for.
 func mixEpoch(req *schema.Request) uint64 {
 	if req.Shuffle == nil && req.Mixture.Carried != nil {
 		return req.Mixture.Carried.Epoch
@@ -374,33 +390,34 @@ func mixEpoch(req *schema.Request) uint64 {
 	return epochOf(*req)
 }
 
-// Source is a snapshot that samples of a job are of.
+// Source describes a snapshot from which a job serves samples.
 type Source struct {
-	Name     string // in the request; "" of the only one
+	Name     string // in the request; "" if there is only one
 	Dataset  string
 	Snapshot int64
 	Base     int64 // the job's position of its first sample
-	End      int64 // and behind its last one
+	End      int64 // the job's position after its last sample
 }
 
-// SnapshotName is the snapshot as people write it: dataset@number.
+// SnapshotName is the snapshot for messages: dataset@number.
 func (s *Source) SnapshotName() string { return snapshotKey{s.Dataset, s.Snapshot}.String() }
 
-// Sources is how many snapshots the samples of the job are of.
+// Sources is the number of the job's sources, 1 unless it is a mixture.
 func (j *Job) Sources() int { return len(j.sources) }
 
-// Source describes one of them.
+// Source describes a source.
 func (j *Job) Source(i int) Source {
 	s := &j.sources[i]
 	return Source{s.name, s.snapshot.key.dataset, s.snapshot.key.number, s.base, s.end()}
 }
 
-// SnapshotOf is the record of the snapshot of a source.
+// SnapshotOf is the record of a source's snapshot.
 func (j *Job) SnapshotOf(source int) *schema.Snapshot {
 	return j.sources[source].snapshot.manifest.Snapshot()
 }
 
-// Locate says which of the sources has the sample at a position of the job, and where in its snapshot that is.
+// Locate returns the source of the sample at a position of the job, and the sample's
+// position in its snapshot.
 func (j *Job) Locate(position int64) (source int, at int64) {
 	if len(j.sources) == 1 {
 		return 0, position
@@ -409,13 +426,14 @@ func (j *Job) Locate(position int64) (source int, at int64) {
 	return source, position - j.sources[source].base
 }
 
-// Where names the snapshot that has the sample at a position of the job, and says where in it that is.
+// Where is Locate with the name of the snapshot.
 func (j *Job) Where(position int64) (snapshot string, at int64) {
 	source, at := j.Locate(position)
 	return j.sources[source].snapshot.key.String(), at
 }
 
-// SourceRows is how many of the rows of the job's epoch are of a source: other epochs may have more or fewer.
+// SourceRows is the number of rows of the job's epoch that come from a source. Other
+// epochs may have more or fewer.
 func (o *Resolved) SourceRows(source int) int64 {
 	mix := o.Plan.Config().Mix
 	if mix == nil {
@@ -425,23 +443,23 @@ func (o *Resolved) SourceRows(source int) int64 {
 	return mix.Count(source, (epoch+1)*steps) - mix.Count(source, epoch*steps)
 }
 
-// Samples is how many samples a source selects.
+// Samples is the number of samples that a source selects.
 func (o *Resolved) Samples(source int) int64 { return o.samples[source] }
 
-// SourceRows is as that of its Resolved.
+// SourceRows is that of the job's Resolved.
 func (j *Job) SourceRows(source int) int64 { return j.resolved.SourceRows(source) }
 
-// Samples is as that of its Resolved.
+// Samples is that of the job's Resolved.
 func (j *Job) Samples(source int) int64 { return j.resolved.Samples(source) }
 
-// SourceEpoch is the epoch of its source in which a row of a mixture is used: the row at an index of the order of a plan
-// of the job.
+// SourceEpoch is the epoch of its source in which a row of a mixture is used. The row is
+// the one at an index of a plan of the job.
 func (j *Job) SourceEpoch(p *plan.Plan, index int64) uint64 {
 	source, before := p.Source(index)
 	return uint64(before / j.resolved.samples[source])
 }
 
-// SourceSeed is the seed by which numbers are drawn for the samples of a source.
+// SourceSeed is the seed for the random numbers of a source's samples.
 func (j *Job) SourceSeed(source int) uint64 {
 	var seed uint64
 	if sh := j.resolved.Request.Shuffle; sh != nil {
@@ -453,7 +471,7 @@ func (j *Job) SourceSeed(source int) uint64 {
 	return plan.SourceSeed(seed, j.sources[source].name)
 }
 
-// SourceBytes is how many bytes of blobs a sample of a source has on average that the job reads.
+// SourceBytes is the mean size of the blobs that the job reads for a sample of a source.
 func (j *Job) SourceBytes(source int) int64 {
 	if j.Alone() != nil {
 		return j.MeanBytes()
@@ -461,8 +479,8 @@ func (j *Job) SourceBytes(source int) int64 {
 	return meanBytes(j.rows.Snapshot().Chunks[source:source+1], j.resolved.Projection)
 }
 
-// Alike are the samples among which one may be that takes the place of another: the selected ones of its source.
-// base is what is added to them.
+// Alike returns the samples that may replace the one at a position: the selected samples
+// of its source. base is added to a position of the selection to get the job's.
 func (j *Job) Alike(position int64) (selection plan.Selection, base int64) {
 	source, _ := j.Locate(position)
 	return j.sources[source].selection, j.sources[source].base

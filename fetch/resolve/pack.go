@@ -13,7 +13,7 @@ import (
 	"bowstring/schema"
 )
 
-// packFilled reports whether a request's pack has its defaults filled in.
+// packFilled reports whether a request's pack has all of its defaults filled in.
 func packFilled(p *schema.Pack) bool {
 	return p.Window > 0 && p.By != "" && (p.Long != "" || p.By == schema.PackSplit)
 }
@@ -28,7 +28,8 @@ func fillPack(snap *schema.Snapshot, req schema.Request) (*schema.Pack, error) {
 	return &p, checkPackLengths(snap, req.Within, p.Lengths)
 }
 
-// checkPackLengths fails if the column that is to say how long documents are is not one of integers.
+// checkPackLengths returns an error unless the named column of document lengths has
+// integers.
 func checkPackLengths(snap *schema.Snapshot, within *schema.Restriction, name string) error {
 	var have []string
 	for _, f := range schema.MetaFields(snap.Schema) {
@@ -47,8 +48,9 @@ func checkPackLengths(snap *schema.Snapshot, within *schema.Restriction, name st
 		Want: "a column of integers: " + schema.ShownList(have)}
 }
 
-// packed returns what packs the documents of a request that has its defaults filled in, and how long documents are, each
-// for the job to hold; nil if it has no pack. All jobs that pack the same documents in the same order have one.
+// packed returns the pack of a request that has its defaults filled in, and the lengths
+// of its documents, each with a hold for the job; nil if the request has no pack. Jobs
+// that pack the same documents in the same order share one.
 func (rv *Resolver) packed(ctx context.Context, snap *openSnapshot, req schema.Request,
 	selection plan.Selection) (packs, lengths *result, err error) {
 	if req.Pack == nil {
@@ -77,7 +79,7 @@ func (rv *Resolver) packed(ctx context.Context, snap *openSnapshot, req schema.R
 			}
 		}
 		tenant := store.CallerFrom(ctx).Tenant
-		// It keeps the lengths, too.
+		// The pack refers to the lengths, so their memory counts for it as well.
 		memory, err := rv.results.reserve(tenant, plan.PackBytes(cfg, selection.Len())+4*int64(len(cfg.Lengths)))
 		if err != nil {
 			return nil, fmt.Errorf("pack: %w", err)
@@ -96,8 +98,8 @@ func (rv *Resolver) packed(ctx context.Context, snap *openSnapshot, req schema.R
 	return packs, lengths, nil
 }
 
-// packKey names what packs the documents of a request: it is the same in all epochs, for all ranks, and whatever is
-// shown of documents.
+// packKey names the pack of a request. It is the same in all epochs, for all ranks, and
+// whatever columns are served.
 func packKey(req schema.Request) string {
 	p := *req.Pack
 	p.Pad = nil
@@ -106,7 +108,7 @@ func packKey(req schema.Request) string {
 	return string(within(req, "pack\x00"+string(what.Marshal())))
 }
 
-// Packing says what becomes of a request's documents; nil where they are not packed.
+// Packing describes how the documents of an epoch are packed; nil if they are not.
 func (o *Resolved) Packing() *Packing {
 	sum, ok := o.Plan.Packing()
 	if !ok {
@@ -114,40 +116,44 @@ func (o *Resolved) Packing() *Packing {
 	}
 	p := &Packing{Documents: sum.Documents, Sequences: o.Plan.Sequences(), Parts: sum.Pieces, Tokens: sum.Tokens,
 		Empty: sum.Empty, Long: sum.Long, LeftOut: sum.Cut, Padding: sum.Padding(o.Request.Pack.Length)}
+	// The remainder either drops sequences at the end of an epoch or repeats some.
 	p.Dropped = max(sum.Sequences-p.Sequences, 0)
 	p.Padded = max(p.Sequences-sum.Sequences, 0)
 	return p
 }
 
-// Packing says what becomes of the documents of an epoch.
+// Packing describes how the documents of an epoch are packed into sequences.
 type Packing struct {
-	Documents int64 `json:"documents"` // that are selected
-	Sequences int64 `json:"sequences"` // that are served over all ranks
-	Parts     int64 `json:"parts"`     // of documents, in all sequences: as many as documents where none is cut
+	Documents int64 `json:"documents"` // selected documents
+	Sequences int64 `json:"sequences"` // sequences that are served, over all ranks
+	Parts     int64 `json:"parts"`     // pieces of documents in all sequences; as many as documents if none is cut
 	Tokens    int64 `json:"tokens"`    // in all sequences
-	Empty     int64 `json:"empty"`     // documents without a token, which are in no sequence
+	Empty     int64 `json:"empty"`     // documents without tokens, which are in no sequence
 	Long      int64 `json:"long"`      // documents that are longer than a sequence
-	LeftOut   int64 `json:"left_out"`  // tokens of these that are in no sequence
+	LeftOut   int64 `json:"left_out"`  // tokens of long documents that are in no sequence
 	Dropped   int64 `json:"dropped"`   // sequences that the remainder leaves out
 	Padded    int64 `json:"padded"`    // sequences that the remainder repeats
-	// Padding is the part of the room in sequences that has no token.
+	// Padding is the share of the sequences' tokens that are padding.
 	Padding float64 `json:"padding"`
 	// Imbalance is the cost of the most expensive rank of a step over the mean of its
 	// ranks, for some steps. Without costs it counts tokens. 0: not computed.
 	Imbalance float64 `json:"imbalance,omitempty"`
 }
 
-// imbalanceSteps is how many steps are looked at to say how ranks differ: the window of each is packed, in milliseconds.
+// imbalanceSteps is how many steps are sampled for the imbalance of ranks. The window of
+// each has to be packed, which takes milliseconds.
 const imbalanceSteps = 16
 
-// Bucketing says what becomes of samples that go together by length.
+// Bucketing describes how evenly samples that are grouped by length are spread over
+// ranks.
 type Bucketing struct {
 	// Imbalance is the cost of the most expensive rank of a step over the mean of its
 	// ranks, for some steps.
 	Imbalance float64 `json:"imbalance"`
 }
 
-// Bucketing looks at how much ranks differ in some steps of the plan; nil where nothing says what samples cost.
+// Bucketing computes the imbalance of ranks over some steps of the plan; nil if samples
+// have no costs.
 func (j *Job) Bucketing() *Bucketing {
 	if by := j.resolved.Request.BucketByLength; by == nil || by.Balance == nil {
 		return nil
@@ -159,11 +165,11 @@ func (j *Job) Bucketing() *Bucketing {
 	return &Bucketing{imbalance}
 }
 
-// Balance looks at how much ranks differ in some steps of the plan.
+// Balance sets Imbalance from some steps of the plan.
 func (p *Packing) Balance(of *plan.Plan) { p.Imbalance, _ = of.Imbalance(imbalanceSteps) }
 
-// prepare packs the documents of the request's epoch in turns, so that its plan is then
-// made at once.
+// prepare packs the documents of the request's epoch in turns. Afterwards its plan is
+// made without delay.
 func (rv *Resolver) prepare(ctx context.Context, req schema.Request, sources []source, has *holdings) error {
 	cfg, err := planConfig(req, sources, nil, has)
 	if err != nil {

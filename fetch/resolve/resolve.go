@@ -1,9 +1,11 @@
-// Package resolve turns a request into a [Job]: it opens snapshots, computes
-// selections, and adds up sizes.
+// Package resolve turns a request into a [Job]: it opens snapshots, computes selections,
+// and adds up sizes.
 //
-// It knows nothing of streams, tiers or transports: its user supplies how a blob is read.
-// It keeps manifests open while jobs, streams and batches use them, and keeps results
-// that were computed from their rows as long.
+// It knows nothing of streams, tiers or transports: its caller supplies the function that
+// reads a blob. It keeps manifests open while jobs, streams and batches use them. It
+// caches the results that were computed from their rows.
+//
+// Begin reading with [Resolver.Open] and the type [Job].
 package resolve
 
 import (
@@ -29,29 +31,30 @@ import (
 	"bowstring/schema"
 )
 
-// Options tunes a Resolver. The zero value of each field stands for its default.
+// Options configures a Resolver. Fields that are zero have defaults.
 type Options struct {
 	// IdleSnapshots is how many unused snapshots stay open, so that the next job need not
 	// open them again. Default 72: those of the largest mixture, and 8.
 	IdleSnapshots int
-	// SelectionLifetime is for how long an uploaded selection is kept after it was
-	// used last, to a day. Default 30 days.
+	// SelectionLifetime is how long an uploaded selection is kept after its last use, to
+	// the day. Default: 30 days.
 	SelectionLifetime time.Duration
-	// MaxSelections is how many selections of a dataset one caller may have uploaded that have not expired; negative for
-	// any number. Default 10,000.
+	// MaxSelections is how many unexpired selections one caller may have uploaded for a
+	// dataset; negative for no limit. Default: 10,000.
 	MaxSelections int
-	// Resident is up to how many bytes a manifest may have to be read whole when it is
-	// opened, and stay in memory; negative for none. Default 16 MiB.
+	// Resident is the size in bytes up to which a manifest is read whole when it is
+	// opened, and stays in memory; negative for none. Default: 16 MiB.
 	Resident int64
 	// Worthwhile is the least time that the catalog must take to answer for OpenEarly not to
 	// wait for it. If the catalog answers sooner, waiting costs less than reading rows of a
 	// snapshot that proves to be the wrong one. Default 5 ms.
 	Worthwhile time.Duration
-	// Layouts says which node owns what. Default: those of a server that is in no cluster.
+	// Layouts finds the layouts of the cluster. Default: that of a server outside a
+	// cluster.
 	Layouts Layouts
-	// Kinds compiles the operators of requests. Default: there are none.
+	// Kinds compiles the operators of requests. Default: none exist.
 	Kinds operators.Kinds
-	// Logger receives what operators should know. Default slog.Default().
+	// Logger receives messages for operators. Default: slog.Default().
 	Logger *slog.Logger
 }
 
@@ -71,12 +74,13 @@ type Resolver struct {
 	opening   opening
 
 	sharingsMu sync.Mutex
-	sharings   map[string]*sharing // by what is the same in all epochs
+	sharings   map[string]*sharing // by the digest of a request without its epoch; guarded by sharingsMu
 }
 
-// New returns a Resolver over a store, which stays the caller's. read reads blobs of
-// manifests, and with a zero place those of selections, with retries; their user releases
-// them. The ledger accounts for memory. Long computations take turns of work.
+// New returns a Resolver over a store, which the caller closes after the Resolver. read
+// reads blobs with retries: those of manifests, and, with a zero place, those of
+// selections. The blobs belong to the Resolver, which releases them. The ledger accounts
+// for memory. Long computations take turns of work.
 func New(s store.Store, read manifest.ReadFunc, ledger *admission.Ledger, work *admission.Work, opts Options) *Resolver {
 	opts.IdleSnapshots = cmp.Or(opts.IdleSnapshots, schema.MaxSources+8)
 	opts.Worthwhile = cmp.Or(opts.Worthwhile, 5*time.Millisecond)
@@ -95,10 +99,10 @@ func New(s store.Store, read manifest.ReadFunc, ledger *admission.Ledger, work *
 	return rv
 }
 
-// InUse lists the snapshots that somebody uses.
+// InUse lists the snapshots that jobs, streams or batches use.
 func (rv *Resolver) InUse() []*schema.Snapshot { return rv.snapshots.inUse() }
 
-// NamesInUse are the names of the snapshots that somebody uses, as of SnapshotName.
+// NamesInUse returns the names of the snapshots in use, in the form of SnapshotName.
 func (rv *Resolver) NamesInUse() map[string]bool {
 	names := map[string]bool{}
 	for _, s := range rv.InUse() {
@@ -107,14 +111,14 @@ func (rv *Resolver) NamesInUse() map[string]bool {
 	return names
 }
 
-// OpenSnapshots is how many snapshots are open, used or not.
+// OpenSnapshots is the number of open snapshots, used or not.
 func (rv *Resolver) OpenSnapshots() int { return rv.snapshots.open() }
 
 // CloseIdle closes all unused snapshots.
 func (rv *Resolver) CloseIdle() { rv.snapshots.closeIdle() }
 
-// Doubt has the catalog asked about the snapshots of a dataset, before one is
-// used again.
+// Doubt makes the Resolver ask the catalog about the snapshots of a dataset before it
+// uses one again. It is called after a drop.
 func (rv *Resolver) Doubt(dataset string) { rv.snapshots.doubt(dataset) }
 
 // Close cancels running computations, waits for them, and closes unused snapshots; others
@@ -127,9 +131,9 @@ func (rv *Resolver) Close() {
 	rv.results.close()
 }
 
-// derive returns a result over a snapshot, with a hold for the caller: the one
-// that is kept under what, or else computed. The caller has a hold of reads.
-// compute returns the result with nothing but its value and memory set.
+// derive returns a result over a snapshot, with a hold for the caller: the cached one
+// with the name what, or a computed one. The caller has a hold of reads. compute sets
+// only the value and the memory of the result.
 func (rv *Resolver) derive(ctx context.Context, key snapshotKey, what string, reads held,
 	compute func(context.Context) (*result, error)) (*result, error) {
 	name := resultKey(key, what)
@@ -138,7 +142,7 @@ func (rv *Resolver) derive(ctx context.Context, key snapshotKey, what string, re
 	}
 	return rv.computing.do(ctx, name, reads, func(ctx context.Context) (*result, error) {
 		if r := rv.results.get(name); r != nil {
-			return r, nil // it was added since it was looked for
+			return r, nil // another call has just added it
 		}
 		r, err := compute(ctx)
 		if err != nil {
@@ -148,14 +152,15 @@ func (rv *Resolver) derive(ctx context.Context, key snapshotKey, what string, re
 	})
 }
 
-// resultKey names a result over a snapshot. Expressions are long, and so hashed.
+// resultKey names a result over a snapshot. what may contain a long expression, so it is
+// hashed.
 func resultKey(key snapshotKey, what string) string {
 	sum := sha256.Sum256([]byte(what))
 	return key.String() + "\x00" + string(sum[:])
 }
 
-// turn runs a short piece of long work when it is the caller's turn. A panic in
-// it, in whatever goroutine, is an error.
+// turn runs a short piece of a long computation when it is the caller's turn. A panic in
+// the piece is an error.
 func (rv *Resolver) turn(ctx context.Context, piece func() error) error {
 	return rv.work.Do(ctx, store.CallerFrom(ctx).Tenant, func() (err error) {
 		defer recovered(ctx, rv.logger, &err)
@@ -163,23 +168,23 @@ func (rv *Resolver) turn(ctx context.Context, piece func() error) error {
 	})
 }
 
-// Resolved is what a request means as far as the record of its snapshot determines it:
-// everything except the rows.
+// Resolved is a request as far as the record of its snapshot determines it: everything
+// except the rows. It is immutable.
 type Resolved struct {
 	Request    schema.Request // with the snapshot's number, never a tag, and the defaults filled in
-	ID         string         // as Job.ID
-	Plan       *plan.Plan     // without buckets, which change neither counts nor sizes, where no rows were read
+	ID         string         // as of Job.ID
+	Plan       *plan.Plan     // if no rows were read, it has no buckets; these change neither counts nor sizes
 	Projection *schema.Projection
-	Operators  *operators.Set // nil if there are none
-	own        []*operators.Set
-	makers     []maker // of Projection.Computed
-	local      *local  // as of a job
-	samples    []int64 // that sources select
+	Operators  *operators.Set   // nil if there are none
+	own        []*operators.Set // by source of a mixture; nil if sources have none of their own
+	makers     []maker          // of Projection.Computed
+	local      *local           // only of a job
+	samples    []int64          // selected samples, by source
 }
 
-// Resolve resolves a request against a snapshot without opening its manifest. The
-// request has no where, no selection, no sample and no pack, and its caller may see all rows: else the
-// rows are needed.
+// Resolve resolves a request against a snapshot without opening its manifest. A request
+// with where, a selection, a sample, a mixture, a pack or hidden rows is a
+// schema.ErrInvalid, because it depends on the rows.
 func (rv *Resolver) Resolve(ctx context.Context, snap *schema.Snapshot, req schema.Request) (*Resolved, error) {
 	if req.Where != "" || req.Selection != nil || req.Sample != nil || req.Within.HidesRows() || req.Mixture != nil ||
 		req.Pack != nil {
@@ -196,9 +201,9 @@ func (rv *Resolver) Resolve(ctx context.Context, snap *schema.Snapshot, req sche
 	return newResolved(req, shown, []source{{selection: selection}}, nil, &holdings{})
 }
 
-// ID is what Job.ID would be of the request: it depends on no row. A request that
-// names snapshot and batch, as those of resolved jobs do, need not be looked up,
-// and may be of a snapshot that was dropped.
+// ID returns the Job.ID of a request, which depends on no row. If the request names
+// snapshot and batch, as those of resolved jobs do, ID looks nothing up, and the snapshot
+// may have been dropped.
 func (rv *Resolver) ID(ctx context.Context, req schema.Request) (string, error) {
 	if err := req.Check(); err != nil {
 		return "", err
@@ -210,6 +215,8 @@ func (rv *Resolver) ID(ctx context.Context, req schema.Request) (string, error) 
 	if req.Mixture != nil {
 		return rv.mixtureID(ctx, req)
 	}
+	// The request is completed only if something is missing. Otherwise its digest is the
+	// id.
 	if req.Snapshot == 0 || req.Batch == 0 || req.BucketByLength != nil && req.BucketByLength.Window == 0 ||
 		!req.Operators.Resolved() || req.Pack != nil && !packFilled(req.Pack) || req.Assign == schema.AssignLocal && req.Owners == "" {
 		snap, err := rv.store.Snapshot(ctx, req.Dataset, req.Snapshot)
@@ -226,7 +233,7 @@ func (rv *Resolver) ID(ctx context.Context, req schema.Request) (string, error) 
 	return digest(req), nil
 }
 
-// Schema is what batches of a request look like.
+// Schema returns the schema of a request's batches.
 func (rv *Resolver) Schema(ctx context.Context, snap *schema.Snapshot, req schema.Request) (*arrow.Schema, error) {
 	_, s, err := rv.fill(ctx, snap, req)
 	if err != nil {
@@ -235,16 +242,19 @@ func (rv *Resolver) Schema(ctx context.Context, snap *schema.Snapshot, req schem
 	return s.projection.Schema, nil
 }
 
-// shown is what a request shows of samples, and what becomes of them before.
+// shown is what a request serves of samples: the columns, and the operators that make
+// them.
 type shown struct {
 	projection *schema.Projection
 	operators  *operators.Set
-	own        []*operators.Set // by source of a mixture; nil where sources have none of their own
-	makers     []maker          // of the columns that projection.Computed names
+	own        []*operators.Set // by source of a mixture; nil if sources have none of their own
+	makers     []maker          // for the columns in projection.Computed
 }
 
-// fill puts the snapshot's number and the defaults that depend on its columns in, and operators
-// as they are written in full.
+// fill completes a request: with the snapshot's number, the defaults that depend on its
+// columns, and operators in canonical form. Equal jobs then have equal requests, and
+// equal ids. fill reads no rows. Its order matters: operators decide which columns exist,
+// columns decide the default batch, and the batch decides the default window.
 func (rv *Resolver) fill(ctx context.Context, snap *schema.Snapshot, req schema.Request) (schema.Request, shown, error) {
 	req.Snapshot, req.Tag = snap.Number, ""
 	var s shown
@@ -264,17 +274,17 @@ func (rv *Resolver) fill(ctx context.Context, snap *schema.Snapshot, req schema.
 			return req, s, err
 		}
 		if len(s.operators.Forms()) == 0 {
-			s.operators = nil // there is nothing to make of blobs
+			s.operators = nil // no blob is changed
 		}
 		if req.Place != schema.PlaceClient {
 			req.Place = ""
 		}
-		if err := req.Check(); err != nil { // written in full they are longer
+		if err := req.Check(); err != nil { // in canonical form they are longer
 			return req, s, err
 		}
 	}
 	if req.Place == schema.PlaceClient {
-		// They are checked here, and run elsewhere.
+		// They are checked here, and the client runs them.
 		if err := checkElsewhere(snap, req, s.operators); err != nil {
 			return req, s, err
 		}
@@ -288,6 +298,8 @@ func (rv *Resolver) fill(ctx context.Context, snap *schema.Snapshot, req schema.
 		s.operators.Forms(), s.fields()); err != nil {
 		return req, s, err
 	}
+	// A packed request serves sequences. Their columns are made from those of documents,
+	// so the projection of the documents comes first.
 	if req.Pack != nil {
 		if s.projection, err = s.projection.Packed(snap, req.Within, req.Columns, req.Pack); err != nil {
 			return req, s, err
@@ -320,12 +332,14 @@ func (rv *Resolver) fill(ctx context.Context, snap *schema.Snapshot, req schema.
 	if err := rv.checkCost(ctx, snap, req); err != nil {
 		return req, s, err
 	}
+	// These defaults depend on the batch.
 	req.Shuffle = fillBlocks(snap, req)
 	req, err = fillBuckets(snap, req)
 	return req, s, err
 }
 
-// checkElsewhere fails if a request whose operators run elsewhere wants a column that comes of them.
+// checkElsewhere returns an error if a request whose operators run at the client has a
+// column that describes what they made.
 func checkElsewhere(snap *schema.Snapshot, req schema.Request, set *operators.Set) error {
 	for i, name := range req.Columns {
 		if _, _, ok := schema.MadePart(snap.Schema, set.Forms(), name); ok {
@@ -336,7 +350,8 @@ func checkElsewhere(snap *schema.Snapshot, req schema.Request, set *operators.Se
 	return nil
 }
 
-// checkShown fails if a column has operators and nothing is shown of it: its name may be a slip.
+// checkShown returns an error if a column with operators is not served: its name may be a
+// typing error.
 func checkShown(snap *schema.Snapshot, req schema.Request, p *schema.Projection) error {
 	read := map[string]bool{}
 	blobs := schema.BlobFields(snap.Schema)
@@ -364,11 +379,13 @@ func checkShown(snap *schema.Snapshot, req schema.Request, p *schema.Projection)
 	return nil
 }
 
+// notShown is the error for operators of a column that is not served.
 func notShown(name string) error {
 	return &schema.FieldError{Field: "operators." + schema.Shown(name), Got: "a column that columns does not name",
 		Want: "it left out, or the column to be shown"}
 }
 
+// newResolved makes the plan of a completed request.
 func newResolved(req schema.Request, s shown, sources []source, buckets *plan.Buckets, has *holdings) (*Resolved, error) {
 	cfg, err := planConfig(req, sources, buckets, has)
 	if err != nil {
@@ -385,7 +402,7 @@ func newResolved(req schema.Request, s shown, sources []source, buckets *plan.Bu
 	return o, nil
 }
 
-// planConfig says what the plan of a request is made of.
+// planConfig returns the configuration of a request's plan.
 func planConfig(req schema.Request, sources []source, buckets *plan.Buckets, has *holdings) (cfg plan.Config, err error) {
 	cfg = plan.Config{Batch: req.Batch, World: int(req.DataRanks()), Buckets: buckets}
 	if sample := has.sample; sample != nil {
@@ -412,9 +429,9 @@ func planConfig(req schema.Request, sources []source, buckets *plan.Buckets, has
 	return cfg, nil
 }
 
-// Pin puts the number of a snapshot in the place of the tag by which a request names
-// it, so that what is made of the request means the same after the tag has moved. A
-// request without a tag is as it was. A schema.ErrNotFound says which tags there are.
+// Pin replaces the tag of a request by the number of its snapshot, so that the request
+// keeps its meaning if the tag moves. A request without a tag is returned as it is. A
+// schema.ErrNotFound lists the tags that exist.
 func (rv *Resolver) Pin(ctx context.Context, req schema.Request) (schema.Request, error) {
 	if req.Mixture != nil {
 		return rv.pinMixture(ctx, req)
@@ -430,14 +447,16 @@ func (rv *Resolver) Pin(ctx context.Context, req schema.Request) (schema.Request
 	return req, nil
 }
 
-// maker makes a column of metadata: an expression does, or operators on lists of tokens.
+// maker makes a column of metadata, from an expression or from operators on lists of
+// tokens.
 type maker interface {
 	Field() arrow.Field
-	// RowBytes bounds the mean bytes of a row of the column, given the mean bytes of its metadata.
+	// RowBytes bounds the mean size of the column in a row, given the mean size of a
+	// row's metadata.
 	RowBytes(metadata int64) int64
-	// Bytes bounds what the maker itself takes in memory.
+	// Bytes bounds the memory of the maker itself.
 	Bytes() int64
-	// Make is that of [where.Maker].
+	// Make makes values, as [where.Maker] does.
 	Make(ctx context.Context, f *schema.Form, positions []int64, rows []schema.Row,
 		turn where.Turn) (schema.Vector, []where.RowFault, error)
 }
@@ -492,10 +511,12 @@ func (s *shown) compile(ctx context.Context, turn where.Turn, snap *schema.Snaps
 	return nil
 }
 
-// littleMade is what the makers of a job may take that is not counted: as much as those of some short expressions.
+// littleMade is how much memory the makers of a job may take without being counted: that
+// of some short expressions. Most requests then need no entry in the ledger.
 const littleMade = 64 << 10
 
-// keep counts in what a job keeps of expressions, on the account of the caller that ctx carries; nil if that is little.
+// keep reserves memory for the job's expressions, for the tenant of the caller in ctx;
+// nil if they take little.
 func (s *shown) keep(ctx context.Context, results *results) (*admission.Hold, error) {
 	var n int64
 	for _, m := range s.makers {
@@ -511,7 +532,7 @@ func (s *shown) keep(ctx context.Context, results *results) (*admission.Hold, er
 	return h, nil
 }
 
-// fields are the columns that are made of metadata.
+// fields are the columns that are made from metadata.
 func (s *shown) fields() []arrow.Field {
 	fields := make([]arrow.Field, len(s.makers))
 	for i, m := range s.makers {
@@ -520,7 +541,8 @@ func (s *shown) fields() []arrow.Field {
 	return fields
 }
 
-// order has the makers in the order of the projection's columns, without those that are not shown.
+// order puts the makers in the order of the projection's columns, and drops those of
+// columns that are not served.
 func (s *shown) order() {
 	all := s.makers
 	s.makers = nil

@@ -15,22 +15,26 @@ import (
 	"bowstring/schema"
 )
 
-// maxResults is how many unused results are kept.
+// maxResults is how many unused results are kept. Their memory is bounded by the ledger;
+// this bounds the search for the oldest.
 const maxResults = 512
 
-// results keeps what was computed from the rows of snapshots, the matches of a
-// where expression above all, so that the ranks of a job and its resumed streams
-// do not each scan the rows again. Snapshots never change, so no result does.
+// results caches what was computed from the rows of snapshots, above all the matches of
+// where expressions. So the ranks of a job and its resumed streams do not scan the rows
+// again each. Snapshots never change, so results never become outdated. It is safe for
+// concurrent use.
 type results struct {
 	ledger *admission.Ledger
 
 	mu    sync.Mutex
 	kept  map[string]*result // by key; guarded by mu
-	clock int64              // guarded by mu
+	clock int64              // counts releases, for the order of use; guarded by mu
 }
 
-// result is a selection, a sum, the slots, the lengths or the costs of rows, or what they are drawn by. It stays in memory, and counted in the ledger,
-// while somebody holds it, and longer while there is room.
+// result is one value computed from rows: a selection, a sum, a slot table, lengths,
+// costs, weights, a balance or a pack. Only the fields of its kind are set. The value is
+// immutable once the result is added. The result and its memory are kept while it has
+// holds, and after that until the memory is needed.
 type result struct {
 	cache     *results
 	key       string
@@ -43,19 +47,21 @@ type result struct {
 	balance   *plan.Balance
 	pack      *plan.Pack
 	classes   []string        // of balance, in their order
-	memory    *admission.Hold // nil if it takes next to none
-	tenant    string          // on whose account: that of who asked first
+	memory    *admission.Hold // nil if it takes next to no memory
+	tenant    string          // the account of memory: the tenant that wanted it first; "" for none
 
-	refs     int   // guarded by results.mu
+	refs     int   // holds; guarded by results.mu
 	lastUsed int64 // results.clock when refs last became 0; guarded by results.mu
 }
 
+// Retain adds a hold. The caller has one.
 func (r *result) Retain() {
 	r.cache.mu.Lock()
 	r.refs++
 	r.cache.mu.Unlock()
 }
 
+// Release ends a hold. A result without holds stays, unless an equal one was added first.
 func (r *result) Release() {
 	c := r.cache
 	c.mu.Lock()
@@ -65,7 +71,7 @@ func (r *result) Release() {
 		return
 	}
 	if c.kept[r.key] != r {
-		r.memory.Release() // another one like it was kept
+		r.memory.Release() // an equal one was added before it
 		return
 	}
 	c.clock++
@@ -75,7 +81,7 @@ func (r *result) Release() {
 	}
 }
 
-// get returns a kept result, with a hold for the caller; nil if there is none.
+// get returns a cached result with a hold for the caller; nil if there is none.
 func (c *results) get(key string) *result {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -86,7 +92,8 @@ func (c *results) get(key string) *result {
 	return r
 }
 
-// add keeps a result, and returns it with a hold for the caller.
+// add caches a result, and returns it with a hold for the caller. If an equal one is
+// cached already, r is used by this caller and freed with its last hold.
 func (c *results) add(key string, r *result) *result {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -97,8 +104,8 @@ func (c *results) add(key string, r *result) *result {
 	return r
 }
 
-// selectionDelay is about when it is worth trying again to have a selection that there
-// was no room for: jobs end seldom.
+// selectionDelay is about when to retry a selection for which there was no memory. Jobs
+// end seldom, so an earlier try is in vain.
 const selectionDelay = 10 * time.Second
 
 // reserve reserves memory for a result, on a tenant's account. It drops unused results to
@@ -109,6 +116,7 @@ func (c *results) reserve(tenant string, bytes int64) (*admission.Hold, error) {
 		if h, ok := c.ledger.TryFor(admission.Evaluation, tenant, bytes); ok {
 			return h, nil
 		}
+		// One result at a time is dropped, the oldest first, until the memory suffices.
 		own, all := c.ledger.Left(admission.Evaluation, tenant)
 		c.mu.Lock()
 		dropped := c.dropLocked(func(r *result) bool { return r.tenant == tenant || bytes > all })
@@ -158,6 +166,7 @@ func (c *results) within(ctx context.Context, bytes, meanwhile int64,
 	return r, nil
 }
 
+// idleLocked counts the results without holds.
 func (c *results) idleLocked() (n int) {
 	for _, r := range c.kept {
 		if r.refs == 0 {
@@ -167,6 +176,7 @@ func (c *results) idleLocked() (n int) {
 	return n
 }
 
+// anybodys matches every result.
 func anybodys(*result) bool { return true }
 
 // dropLocked drops the least recently used result that matches and is unused; false if
@@ -194,15 +204,15 @@ func (c *results) close() {
 	}
 }
 
-// held is something that is kept as long as somebody has a hold of it.
+// held is a value that is kept as long as it has holds.
 type held interface {
 	Retain()
 	Release()
 }
 
-// computations makes values that several callers want once. A computation belongs to no
-// single call: it is cancelled early only when no caller waits for it any more. It is
-// safe for concurrent use.
+// computations runs computations whose value several callers want at the same time, once.
+// A computation belongs to no single caller: it is cancelled only when none waits for it
+// any more. It is safe for concurrent use.
 type computations[V held] struct {
 	logger  *slog.Logger
 	running sync.WaitGroup
@@ -212,11 +222,11 @@ type computations[V held] struct {
 	byKey  map[string]*computation[V] // guarded by mu: those that may be joined
 }
 
-// computation is under way, or has waiters that have not yet taken its value.
+// computation is one that runs, or whose value has not been taken by all waiters.
 type computation[V held] struct {
 	cancel context.CancelCauseFunc
 	done   chan struct{} // closed when value and err are there
-	value  V             // the computation has a hold of it until its last waiter has left
+	value  V             // has one hold until the last waiter has left
 	err    error
 
 	waiters  int  // guarded by computations.mu
@@ -228,11 +238,11 @@ var errUnwanted = errors.New("no caller waits for it any more")
 
 func errClosing() error { return fmt.Errorf("%w: the engine is closing", schema.ErrUnavailable) }
 
-// do returns what compute returns, with a hold for the caller. Callers that come
-// together share one computation; its context carries the values of the first
-// caller's. compute returns its value with one hold. It may go on when that call
-// has ended: of what it reads, reads, it has a hold of its own until it has
-// ended. A panic in it is an error.
+// do returns the value of compute, with a hold for the caller. Concurrent callers with
+// one key share a computation, whose context has the values of the first caller's
+// context. compute returns its value with one hold. The computation may outlive the call,
+// so it takes its own hold of reads, the object that it reads from. A panic in compute is
+// an error.
 func (c *computations[V]) do(ctx context.Context, key string, reads held,
 	compute func(context.Context) (V, error)) (v V, err error) {
 	c.mu.Lock()
@@ -242,6 +252,8 @@ func (c *computations[V]) do(ctx context.Context, key string, reads held,
 	}
 	p := c.byKey[key]
 	if p == nil {
+		// The computation has its own context: the first caller may leave while others
+		// wait.
 		own, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
 		p = &computation[V]{cancel: cancel, done: make(chan struct{})}
 		if c.byKey == nil {
@@ -269,6 +281,8 @@ func (c *computations[V]) do(ctx context.Context, key string, reads held,
 	}
 }
 
+// run runs the computation, and publishes its value. If all waiters have left meanwhile,
+// it releases the value.
 func (c *computations[V]) run(ctx context.Context, key string, p *computation[V],
 	compute func(context.Context) (V, error)) {
 	defer p.cancel(nil)
@@ -286,7 +300,8 @@ func (c *computations[V]) run(ctx context.Context, key string, p *computation[V]
 	}
 }
 
-// recovered runs compute, whose panic must not end the process.
+// recovered runs compute, and returns a panic as an error, because a defect must not end
+// the process.
 func (c *computations[V]) recovered(ctx context.Context, compute func(context.Context) (V, error)) (v V, err error) {
 	defer recovered(ctx, c.logger, &err)
 	err = schema.Guard(func() (err error) {
@@ -296,7 +311,7 @@ func (c *computations[V]) recovered(ctx context.Context, compute func(context.Co
 	return v, err
 }
 
-// recovered, deferred, makes an error of a panic, and logs it.
+// recovered, when deferred, turns a panic into an error and logs it.
 func recovered(ctx context.Context, logger *slog.Logger, err *error) {
 	if p := recover(); p != nil {
 		*err = schema.Recovered(p).Log(ctx, logger, "panic while a request was resolved")
@@ -309,7 +324,7 @@ func (c *computations[V]) leave(key string, p *computation[V]) {
 	p.waiters--
 	last, finished := p.waiters == 0, p.finished
 	if last && c.byKey[key] == p {
-		delete(c.byKey, key) // who comes now begins anew
+		delete(c.byKey, key) // the next caller begins a new one
 	}
 	c.mu.Unlock()
 	switch {
@@ -321,7 +336,7 @@ func (c *computations[V]) leave(key string, p *computation[V]) {
 	}
 }
 
-// close ends all computations, and waits until they have ended.
+// close cancels all computations, and waits until they have ended.
 func (c *computations[V]) close() {
 	c.mu.Lock()
 	c.closed = true
@@ -332,7 +347,7 @@ func (c *computations[V]) close() {
 	c.running.Wait()
 }
 
-// nothing is what a computation reads that needs no hold.
+// nothing is the held for a computation that reads nothing that needs a hold.
 type nothing struct{}
 
 func (nothing) Retain()  {}

@@ -38,24 +38,28 @@ const (
 	settleWithin = time.Minute
 )
 
-// run is the run of a job.
+// run is the training run that a job of a mixture belongs to. The job owns it. settled
+// and over change while the job is used; everything else is set when the job is opened.
 type run struct {
 	store   store.Store
 	dataset string
 	name    string
 	request json.RawMessage
+	// steered are the changes of weights that the job was opened with.
 	steered []schema.MixtureChange // as the job has them
-	// conflict is why nothing is served: the record is of another run.
+	// conflict, if not nil, is why the job serves nothing: the record belongs to another
+	// run.
 	conflict error
-	// settled is how many steps the job may serve, -1 before it is to serve any. over says that it is never more:
-	// then the weights change.
+	// settled is how many steps the job may serve, and -1 until settle has succeeded
+	// once. over says that it does not grow any more, because the weights change at that
+	// step.
 	settled atomic.Int64
 	over    atomic.Bool
 }
 
-// RunRequest is what requests of a run have in common: what steps hold follows from it, and from changes from
-// outside. Which columns a rank reads does not count, and what operators make of them. The request has its defaults
-// filled in.
+// RunRequest returns what the requests of a run have in common: with the changes from
+// outside, it determines the samples of each step. Columns and operators are left out,
+// because ranks may read different ones. req has its defaults filled in.
 func RunRequest(req *schema.Request) schema.Request {
 	leaves := req.Mixture.Leaves()
 	for i := range leaves {
@@ -71,8 +75,9 @@ func RunRequest(req *schema.Request) schema.Request {
 	return r
 }
 
-// joinRun gives a request for a mixture the changes that the record of its run has, as far as it does not know
-// them. The request has its defaults filled in. It returns nil for one that names no run.
+// joinRun adds the changes of its run's record to a request for a mixture, and returns
+// the run; nil if the request names none. req has its defaults filled in. If the record
+// does not exist yet, the first stream that settles steps makes it.
 func (rv *Resolver) joinRun(ctx context.Context, req schema.Request) (schema.Request, *run, error) {
 	if req.Mixture == nil || req.Mixture.Run == "" {
 		return req, nil, nil
@@ -96,7 +101,8 @@ func (rv *Resolver) joinRun(ctx context.Context, req schema.Request) (schema.Req
 	return req, r, nil
 }
 
-// check fails unless the record is of this run, and has all changes that the job knows.
+// check returns an error unless the record belongs to this run and has all changes that
+// the job was opened with.
 func (r *run) check(record *store.Run) error {
 	if !bytes.Equal(record.Request, r.request) {
 		return &schema.FieldError{Field: "mixture.run",
@@ -124,6 +130,9 @@ func (r *run) settle(ctx context.Context, need, more int64) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, settleWithin, fmt.Errorf("%w: the catalog has not answered for %s",
 		schema.ErrUnavailable, settleWithin))
 	defer cancel()
+	// Reading costs less than a swap, and most streams find that another one has settled
+	// the steps. The record has every change that was answered before, and Settled only
+	// grows, so an outdated record allows too few steps and never too many.
 	record, err := r.store.Run(ctx, r.dataset, r.name)
 	if errors.Is(err, schema.ErrNotFound) || err == nil && (record.Settled < need || r.stale(record)) {
 		record, err = r.store.ChangeRun(ctx, r.dataset, r.name, func(old *store.Run) (*store.Run, error) {
@@ -136,7 +145,7 @@ func (r *run) settle(ctx context.Context, need, more int64) error {
 	return r.take(record)
 }
 
-// causeOf is why a context ended, if that is why a call failed.
+// causeOf returns why ctx ended, if that is why a call failed; else nil.
 func causeOf(ctx context.Context, err error) error {
 	if errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled) {
 		return context.Cause(ctx)
@@ -144,12 +153,13 @@ func causeOf(ctx context.Context, err error) error {
 	return nil
 }
 
-// stale reports whether the record is to live longer.
+// stale reports whether the record's expiry has to be moved.
 func (r *run) stale(record *store.Run) bool {
 	return time.Until(record.Expires) < runLifetime-runRenewed
 }
 
-// advance is the record with as many steps settled; nil if it need not be changed.
+// advance returns the record with need+more steps settled, and a later expiry; nil if it
+// need not change. It is called again if another swap came first.
 func (r *run) advance(ctx context.Context, old *store.Run, need, more int64) (*store.Run, error) {
 	now := time.Now().UTC().Truncate(time.Second)
 	if old == nil {
@@ -171,7 +181,7 @@ func (r *run) advance(ctx context.Context, old *store.Run, need, more int64) (*s
 	return &run, nil
 }
 
-// addSat is a sum of numbers from 0, or the most that one can be.
+// addSat adds numbers that are not negative, up to math.MaxInt64.
 func addSat(x, y int64) int64 {
 	if y > math.MaxInt64-x {
 		return math.MaxInt64
@@ -179,18 +189,23 @@ func addSat(x, y int64) int64 {
 	return x + y
 }
 
-// take updates the run from its record. A change that the job does not know ends the job at the step of the change.
-// That step was not settled before.
+// take updates the run from its record. If the record has a change that the job was not
+// opened with, the job ends at the step of that change. Such a step was not settled
+// before, so the job has not served it.
 func (r *run) take(record *store.Run) error {
 	if err := r.check(record); err != nil {
 		return err
 	}
 	settled, over := record.Settled, false
+	// check has compared the changes that the job knows. The first of the others ends the
+	// job.
 	for _, c := range record.Changes()[len(r.steered):] {
 		if c.Step <= settled {
 			settled, over = c.Step, true
 		}
 	}
+	// Several streams of the job may take different records at once. The largest number
+	// wins, because it only grows.
 	for {
 		known := r.settled.Load()
 		if known >= settled || r.settled.CompareAndSwap(known, settled) {
@@ -203,8 +218,10 @@ func (r *run) take(record *store.Run) error {
 	return nil
 }
 
-// Settle has the job be let serve the steps before one, counted over all epochs, if a change of weights from
-// outside does not come before; and some more, if it has to ask for these. A job without a run serves any step.
+// Settle lets the job serve the steps before one, counted over all epochs. If they are
+// not settled yet, it settles more steps beyond them. If a change of weights comes first,
+// fewer steps are allowed: see Settled and Steered. A job without a run may serve any
+// step.
 func (j *Job) Settle(ctx context.Context, before, more int64) error {
 	if j.run == nil {
 		return nil
@@ -212,8 +229,9 @@ func (j *Job) Settle(ctx context.Context, before, more int64) error {
 	return j.run.settle(ctx, before, more)
 }
 
-// Settled is how many steps the job may serve, counted over all epochs; math.MaxInt64 for
-// a job without a run.
+// Settled is how many steps the job may serve, counted over all epochs. It is
+// math.MaxInt64 for a job without a run, and also until Settle has succeeded once: a
+// caller that serves a run calls Settle first.
 func (j *Job) Settled() int64 {
 	if j.run == nil {
 		return math.MaxInt64
@@ -224,13 +242,14 @@ func (j *Job) Settled() int64 {
 	return math.MaxInt64
 }
 
-// Steerable reports whether weights may be changed from outside.
+// Steerable reports whether the job's weights can be changed from outside.
 func (j *Job) Steerable() bool { return j.run != nil }
 
-// Steered reports whether weights change at the step that is not Settled.
+// Steered reports whether the weights change at step Settled, so that the job ends there.
 func (j *Job) Steered() bool { return j.run != nil && j.run.over.Load() }
 
-// RunStep is which step of the mixture a step of a plan is, counted over all epochs; that is 0 without a run.
+// RunStep returns the number of a plan's step, counted over all epochs of the mixture; 0
+// for a job without a run.
 func (j *Job) RunStep(p *plan.Plan, step int64) int64 {
 	if j.run == nil {
 		return 0
@@ -238,10 +257,13 @@ func (j *Job) RunStep(p *plan.Plan, step int64) int64 {
 	return p.MixtureStep(step)
 }
 
-// Steer changes the weights of a run from outside: from a step on, nil for the first one that is not settled. It
-// returns the run, and the step. The call has checked that the run's mixture may have such weights.
+// Steer changes the weights of a run from a step on, or, if from is nil, from the first
+// step that is not settled. It returns the run and the step. The caller has checked that
+// the run's mixture may have such weights.
 func (rv *Resolver) Steer(ctx context.Context, dataset, name string, c schema.MixtureChange,
 	from *int64) (*store.Run, int64, error) {
+	// An attempt whose answer was lost is recognized by its id. The same change by
+	// another call has another id, and is made as well.
 	id := rand.Text()
 	record, err := rv.store.ChangeRun(ctx, dataset, name, func(old *store.Run) (*store.Run, error) {
 		if old == nil {
@@ -283,7 +305,7 @@ func (rv *Resolver) Steer(ctx context.Context, dataset, name string, c schema.Mi
 	return record, made.Step, nil
 }
 
-// madeBy is the change that a call has made; nil if it has made none.
+// madeBy returns the change that a call has made; nil if it has made none.
 func madeBy(run *store.Run, id string) *store.Steer {
 	for i := range run.Steered {
 		if run.Steered[i].ID == id {
@@ -293,7 +315,7 @@ func madeBy(run *store.Run, id string) *store.Steer {
 	return nil
 }
 
-// MixtureOf is the mixture of a run, with all changes.
+// MixtureOf returns the mixture of a run with all of its changes.
 func MixtureOf(run *store.Run) (*schema.Mixture, error) {
 	req, err := schema.ParseRequest(run.Request)
 	if err != nil || req.Mixture == nil {

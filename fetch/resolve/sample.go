@@ -21,11 +21,11 @@ import (
 	"bowstring/schema"
 )
 
-// maxClassText bounds the names of all classes of a column together.
+// maxClassText bounds the size of the names of a column's classes, all together.
 const maxClassText = 4 << 20
 
-// sample computes what a request's sample says of the selected rows; nil if it has none. The
-// result is for the job to hold.
+// sample computes the weights or classes of the selected rows, with a hold for the job;
+// nil if the request has no sample.
 func (rv *Resolver) sample(ctx context.Context, snap *openSnapshot, req schema.Request,
 	selection plan.Selection) (*result, error) {
 	if req.Sample == nil || selection.Len() == 0 {
@@ -68,7 +68,7 @@ func checkSample(snap *schema.Snapshot, req schema.Request) error {
 		Want: "a column of integers, texts or bools: " + schema.ShownList(have)}
 }
 
-// classifies reports whether values of a type can be classes.
+// classifies reports whether values of a type can be the classes of a balance.
 func classifies(t arrow.DataType) bool {
 	switch t.ID() {
 	case arrow.BOOL, arrow.STRING, arrow.LARGE_STRING:
@@ -77,7 +77,7 @@ func classifies(t arrow.DataType) bool {
 	return arrow.IsInteger(t.ID())
 }
 
-// sampled computes what a sample is drawn by, of selected rows alone.
+// sampled computes the weights, classes or costs of the selected rows of one snapshot.
 type sampled struct {
 	rv        *Resolver
 	snap      *openSnapshot
@@ -86,7 +86,7 @@ type sampled struct {
 	tenant    string
 }
 
-// turns runs pieces of work in turns, until ctx ends.
+// turns returns a function that runs pieces of work in turns, until ctx ends.
 func (d *sampled) turns(ctx context.Context) func(piece func() error) error {
 	return func(piece func() error) error {
 		if ctx.Err() != nil {
@@ -96,19 +96,20 @@ func (d *sampled) turns(ctx context.Context) func(piece func() error) error {
 	}
 }
 
-// rows are rows of a page that are selected: those at offsets, the first of which is the selection's index-th, and the
-// others follow.
+// rows are the selected rows of a page: those at offsets. The first is the index-th of
+// the selection, and the others follow it.
 type rows struct {
-	start   int64 // of the page
+	start   int64 // position of the page's first row
 	page    *schema.Page
 	index   int64
 	offsets []int
 }
 
-// position is that of the i-th.
+// position is the position of the i-th row.
 func (r *rows) position(i int) int64 { return r.start + int64(r.offsets[i]) }
 
-// walk visits the selected rows by pages, in any order and several pages at once.
+// walk visits the selected rows page by page, in any order and several pages at once.
+// Pages without selected rows are not read.
 func (d *sampled) walk(ctx context.Context, visit func(ctx context.Context, r *rows) error) error {
 	m := d.snap.manifest
 	need := func(start int64, run *schema.Chunk) bool { return d.selection.CountIn(start, start+run.Rows) > 0 }
@@ -131,7 +132,7 @@ func (d *sampled) walk(ctx context.Context, visit func(ctx context.Context, r *r
 	})
 }
 
-// weights reads how much each selected row counts.
+// weights reads the weight of each selected row.
 func (d *sampled) weights(ctx context.Context) (*result, error) {
 	n := d.selection.Len()
 	memory, err := d.rv.results.reserve(d.tenant, plan.SampleWeightsBytes(n))
@@ -154,7 +155,7 @@ func (d *sampled) weights(ctx context.Context) (*result, error) {
 	return &result{weights: w, memory: memory, tenant: d.tenant}, nil
 }
 
-// readWeights fills weights in.
+// readWeights sets the weights. Rows of several pages are set concurrently, each once.
 func (d *sampled) readWeights(ctx context.Context, w *plan.SampleWeights) error {
 	return d.numbers(ctx, "sample.weights", d.req.Sample.Weights, func(r *rows, i int, v float64) {
 		w.Set(r.index+int64(i), v)
@@ -176,7 +177,7 @@ func (rv *Resolver) costs(ctx context.Context, snap *openSnapshot, req schema.Re
 				return nil, fmt.Errorf("%s keeps four bytes for each of %d rows: %w", costField, n, err)
 			}
 			costs := make(plan.Costs, n)
-			// Pages are visited at once, each has its own rows.
+			// Pages are visited concurrently, and each has its own rows.
 			err = d.numbers(ctx, costField, req.BucketByLength.Balance.Cost, func(r *rows, i int, v float64) {
 				costs[r.position(i)] = measureFloat(float32(v))
 			})
@@ -188,10 +189,13 @@ func (rv *Resolver) costs(ctx context.Context, snap *openSnapshot, req schema.Re
 		})
 }
 
-// numbers reads a number from 0 of each selected row: by a column, or by an expression. field is where in the request it
-// stands. set is called for rows of several pages at once.
+// numbers reads a number of 0 or more for each selected row, from a column or an
+// expression. field is the request's field, for errors. set is called concurrently for
+// rows of different pages. A null, a negative or a too large number is an error that
+// names the position.
 func (d *sampled) numbers(ctx context.Context, field, text string, set func(r *rows, i int, v float64)) error {
 	snap := d.snap.manifest.Snapshot()
+	// A column needs no evaluation.
 	if column, ok := numberColumn(snap, d.req.Within, text); ok {
 		return d.walk(ctx, func(ctx context.Context, r *rows) error {
 			return d.rv.turn(ctx, func() error {
@@ -247,7 +251,7 @@ func (d *sampled) numbers(ctx context.Context, field, text string, set func(r *r
 	})
 }
 
-// faultAt says at which position an expression cannot be evaluated.
+// faultAt adds the position to the error of an expression.
 func faultAt(position int64, err error) error {
 	if e, ok := errors.AsType[*where.Error](err); ok {
 		at := *e
@@ -257,8 +261,8 @@ func faultAt(position int64, err error) error {
 	return err
 }
 
-// number compiles an expression that gives a number of each row, of what its caller may see. field is where in a request it
-// stands.
+// number compiles an expression with a number for each row, over the columns that the
+// caller may see. field is the request's field, for errors.
 func (rv *Resolver) number(ctx context.Context, snap *schema.Snapshot, within *schema.Restriction,
 	field, text string) (*where.Maker, error) {
 	maker, err := where.CompileNumber(ctx, "numbers", field, text, within.Visible(snap.Schema), rv.turn)
@@ -287,10 +291,11 @@ func (rv *Resolver) checkCost(ctx context.Context, snap *schema.Snapshot, req sc
 	return err
 }
 
-// costField is where in a request it stands what samples cost.
+// costField is the request's field of costs, for errors.
 const costField = "bucket_by_length.balance.cost"
 
-// numberColumn finds the metadata column of numbers that a text names.
+// numberColumn finds the metadata column with a name, if it has numbers or bools. Other
+// texts are expressions.
 func numberColumn(snap *schema.Snapshot, within *schema.Restriction, name string) (column int, ok bool) {
 	at := snap.Schema.FieldIndices(name)
 	if len(at) == 0 || within.Hides(snap.Schema, name) {
@@ -300,13 +305,14 @@ func numberColumn(snap *schema.Snapshot, within *schema.Restriction, name string
 	return at[0], !schema.IsBlob(f) && (measures(f.Type) || f.Type.ID() == arrow.BOOL)
 }
 
+// noNumber is the error for a row whose number cannot be used.
 func noNumber(field string, position int64, got string) error {
 	return &schema.FieldError{Field: field, Got: fmt.Sprintf("%s at position %d", got, position),
 		Want: fmt.Sprintf("a number from 0 to %.4g in each row; where leaves rows out, and x ?? 0 stands for a null x",
 			math.MaxFloat32)}
 }
 
-// numbersOf returns a function for the numbers of a column that numberColumn has found.
+// numbersOf returns a function for the values of a column that numberColumn found.
 func numbersOf(a arrow.Array) func(row int) float64 {
 	switch a := a.(type) {
 	case *array.Boolean:
@@ -342,13 +348,14 @@ func numbersOf(a arrow.Array) func(row int) float64 {
 	panic(fmt.Sprintf("a defect of the server: numbers of type %s", a.DataType()))
 }
 
+// floats returns a function for values as float64.
 func floats[T int8 | int16 | int32 | int64 | uint8 | uint16 | uint32 | uint64 | float32 | float64](
 	v []T) func(int) float64 {
 	return func(row int) float64 { return float64(v[row]) }
 }
 
-// madeNumbers returns the numbers of a column that an expression has made, of a type that
-// readWeights accepts.
+// madeNumbers returns functions for the values of a column that an expression has made.
+// Its type is one that where.CompileNumber produces.
 func madeNumbers(v *schema.Vector) (null func(row int) bool, number func(row int) float64) {
 	bit := func(b *schema.Buffer, row int) bool { return b.Pieces[0][row/8]>>(row%8)&1 == 1 }
 	values := &v.Buffers[1]
@@ -371,13 +378,15 @@ func madeNumbers(v *schema.Vector) (null func(row int) bool, number func(row int
 	}
 }
 
-// balance reads of which class each selected row is, and has the classes come in shares.
+// balance reads the class of each selected row, and makes classes appear in shares.
 func (d *sampled) balance(ctx context.Context) (*result, error) {
 	n := d.selection.Len()
 	if n > plan.MaxBalanced {
 		return nil, &schema.FieldError{Field: "sample.balance", Got: fmt.Sprintf("%d rows", n),
 			Want: fmt.Sprintf("at most %d", int64(plan.MaxBalanced))}
 	}
+	// The number of classes is unknown until all rows are read. So the memory for the
+	// largest number is reserved first, and shrunk afterwards.
 	most := plan.BalanceBytes(n, plan.MaxClasses, plan.MaxPeriod+plan.MaxClasses) + maxClassText
 	memory, err := d.rv.results.reserve(d.tenant, most)
 	if err != nil {
@@ -388,6 +397,7 @@ func (d *sampled) balance(ctx context.Context) (*result, error) {
 		memory.Release()
 		return nil, err
 	}
+	// The unused part of the reservation is released.
 	took := plan.BalanceBytes(n, int64(len(r.classes)), r.balance.Period())
 	for _, name := range r.classes {
 		took += int64(len(name)) + 16
@@ -397,11 +407,15 @@ func (d *sampled) balance(ctx context.Context) (*result, error) {
 	return r, nil
 }
 
+// balanced reads the classes, numbers them, and makes the balance.
 func (d *sampled) balanced(ctx context.Context, n int64) (*result, error) {
 	column, err := d.snap.manifest.Form().ColumnIndex(d.req.Sample.Balance)
 	if err != nil {
 		return nil, err
 	}
+	// Classes are numbered as they are found, because pages are read concurrently. sort
+	// then gives numbers that do not depend on that order: the plan has to be the same on
+	// each node.
 	numbers := &classNumbers{of: map[string]uint16{}}
 	classes := make(plan.Classes, n)
 	err = d.walk(ctx, func(ctx context.Context, r *rows) error {
@@ -428,7 +442,8 @@ func (d *sampled) balanced(ctx context.Context, n int64) (*result, error) {
 	return &result{balance: b, classes: names}, nil
 }
 
-// classNumbers numbers classes in the order in which they are seen. It is safe for concurrent use.
+// classNumbers numbers classes in the order in which they are first seen. It is safe for
+// concurrent use.
 type classNumbers struct {
 	mu    sync.Mutex
 	of    map[string]uint16 // guarded by mu
@@ -436,7 +451,8 @@ type classNumbers struct {
 	bytes int               // guarded by mu
 }
 
-// number is that of a class.
+// number returns the number of a class. Too many classes, or too long names, are an error
+// of the request.
 func (c *classNumbers) number(name string) (uint16, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -455,7 +471,7 @@ func (c *classNumbers) number(name string) (uint16, error) {
 	return n, nil
 }
 
-// read notes the classes of rows, by the order in which those are.
+// read writes the class of each row into to, in the order of the rows.
 func (c *classNumbers) read(r *rows, a arrow.Array, to plan.Classes) error {
 	switch a := a.(type) {
 	case *array.Boolean:
@@ -484,6 +500,7 @@ func (c *classNumbers) read(r *rows, a arrow.Array, to plan.Classes) error {
 	return fmt.Errorf("a defect of the server: classes of type %s", a.DataType())
 }
 
+// intClass is the name of an integer class.
 func intClass[T int8 | int16 | int32 | int64 | uint8 | uint16 | uint32 | uint64](v T) string {
 	if v < 0 {
 		return strconv.FormatInt(int64(v), 10)
@@ -491,11 +508,13 @@ func intClass[T int8 | int16 | int32 | int64 | uint8 | uint16 | uint32 | uint64]
 	return strconv.FormatUint(uint64(v), 10)
 }
 
+// textClass is the name of a text class.
 func textClass(v string) string { return v }
 
+// readClasses is read for one type of column.
 func readClasses[T comparable](c *classNumbers, r *rows, a arrow.Array, value func(row int) T, name func(T) string,
 	to plan.Classes) error {
-	known := map[T]uint16{} // for a page: others may ask at the same time
+	known := map[T]uint16{} // for this page; number takes a lock that all pages share
 	for i, at := range r.offsets {
 		if a.IsNull(at) {
 			return &schema.FieldError{Field: "sample.balance", Got: fmt.Sprintf("null at position %d", r.position(i)),
@@ -515,7 +534,8 @@ func readClasses[T comparable](c *classNumbers, r *rows, a arrow.Array, value fu
 	return nil
 }
 
-// sort numbers the classes in their order, and returns their names: so numbers do not depend on which page came first.
+// sort numbers the classes again, in the order of their values, and returns their names.
+// So the numbers do not depend on which page was read first.
 func (c *classNumbers) sort(classes plan.Classes, integers bool,
 	turn func(piece func() error) error) ([]string, error) {
 	c.mu.Lock()
@@ -541,7 +561,7 @@ func (c *classNumbers) sort(classes plan.Classes, integers bool,
 	return names, err
 }
 
-// compareIntegers compares decimal digits with or without a minus, as of intClass, by what they say.
+// compareIntegers compares two names of intClass by their values.
 func compareIntegers(a, b string) int {
 	if (a[0] == '-') != (b[0] == '-') {
 		return strings.Compare(a, b) // a minus comes before digits
@@ -556,7 +576,7 @@ func compareIntegers(a, b string) int {
 	return order * strings.Compare(a, b)
 }
 
-// parts says how often classes come in a period.
+// parts returns how often each class appears in a period, from the request's shares.
 func (d *sampled) parts(names []string) ([]uint32, error) {
 	shares := make([]float64, len(names))
 	if d.req.Sample.Shares == nil {
@@ -592,16 +612,18 @@ func fewOf(names []string) string {
 	return fmt.Sprintf("%s and %d more", schema.ShownList(names[:few]), len(names)-few)
 }
 
-// Sampling is what a job's sample comes to.
+// Sampling describes the effect of a job's sample.
 type Sampling struct {
-	// Rows is how many samples an epoch has, Selected how many are selected, and Never how many of these are never served.
+	// Rows is the number of samples in an epoch, Selected the number of selected samples,
+	// and Never how many of these are never served.
 	Rows     int64 `json:"rows"`
 	Selected int64 `json:"selected"`
 	Never    int64 `json:"never"`
-	// Distinct is how many different samples an epoch is expected to have, Most how often the one comes that comes most.
+	// Distinct is the expected number of different samples in an epoch. Most is how often
+	// the most frequent one appears.
 	Distinct float64 `json:"distinct"`
 	Most     float64 `json:"most"`
-	// Classes are those of balance, in their order, the first maxSampledClasses.
+	// Classes are the first maxSampledClasses classes of balance, in their order.
 	Classes []SampledClass `json:"classes,omitempty"`
 }
 
@@ -610,14 +632,14 @@ type SampledClass struct {
 	Class    string  `json:"class"`
 	Selected int64   `json:"selected"`
 	Share    float64 `json:"share"`
-	// Times is how often each of its samples comes in an epoch.
+	// Times is how often each of its samples appears in an epoch.
 	Times float64 `json:"times"`
 }
 
 // maxSampledClasses bounds how many classes are reported one by one.
 const maxSampledClasses = 1000
 
-// Sampling says what the job's sample comes to; nil if it has none.
+// Sampling describes the effect of the job's sample; nil if it has none.
 func (j *Job) Sampling() *Sampling {
 	req := j.resolved.Request
 	if req.Sample == nil {
@@ -627,6 +649,7 @@ func (j *Job) Sampling() *Sampling {
 	if j.sample == nil {
 		return s // nothing is selected
 	}
+	// A sample has either weights or classes.
 	if w := j.sample.weights; w != nil {
 		s.Never = s.Selected - w.Positive()
 		s.Distinct, s.Most = w.Distinct(s.Rows, req.Sample.Replaces()), w.Most(s.Rows)

@@ -19,10 +19,10 @@ import (
 	"bowstring/schema"
 )
 
-// selection intersects what the request names: a split, an uploaded or listed
-// selection, a where expression; of the samples that its caller may see, all if sees is
-// nil. The result, of which the caller gets a hold, keeps the selection in memory; it is
-// nil where that takes next to none.
+// selection intersects what the request names: a split, an uploaded or listed selection,
+// a where expression, and the samples that the caller may see (all if sees is nil). The
+// result keeps the selection in memory, with a hold for the caller. It is nil if the
+// selection takes next to no memory.
 func (rv *Resolver) selection(ctx context.Context, snap *openSnapshot, req schema.Request,
 	sees *plan.Bitmap) (plan.Selection, *result, error) {
 	if sees != nil {
@@ -42,6 +42,8 @@ func (rv *Resolver) selection(ctx context.Context, snap *openSnapshot, req schem
 	}
 	var r *result
 	switch {
+	// Cases with one bitmap share its result with other requests; only real intersections
+	// have their own.
 	case req.Where == "" && ref == nil && sees == nil:
 		return split, nil, nil
 	case req.Where == "" && ref != nil && ref.Name == "":
@@ -66,8 +68,8 @@ func (rv *Resolver) selection(ctx context.Context, snap *openSnapshot, req schem
 	return r.selection, r, nil
 }
 
-// intersect computes what a split, a selection, the matches of an expression and what
-// can be seen have in common.
+// intersect computes the intersection of a split, a selection, the matches of an
+// expression and the visible samples.
 func (rv *Resolver) intersect(ctx context.Context, snap *openSnapshot, req schema.Request, sees *plan.Bitmap,
 	split plan.Selection) (*result, error) {
 	var parts []*plan.Bitmap
@@ -111,9 +113,9 @@ func (rv *Resolver) intersect(ctx context.Context, snap *openSnapshot, req schem
 	})
 }
 
-// matches evaluates an expression over the samples that a caller may see: the columns
-// that a restriction shows, of the rows of sees, all if it is nil. The result's selection
-// is a bitmap.
+// matches evaluates an expression over the samples that a caller may see: the rows of
+// sees (all if it is nil), with the columns that the restriction shows. The result's
+// selection is a bitmap.
 func (rv *Resolver) matches(ctx context.Context, snap *openSnapshot, restriction *schema.Restriction, sees *plan.Bitmap,
 	text string) (*result, error) {
 	what := string(within(schema.Request{Within: restriction}, "where\x00"+text))
@@ -152,7 +154,8 @@ func (rv *Resolver) saved(ctx context.Context, snap *openSnapshot, name string) 
 		return rv.results.within(ctx, plan.BitmapSize(rows), 0, func() (plan.Selection, error) {
 			b, err := rv.readBitmap(ctx, rows, saved.Bitmap)
 			if errors.Is(err, schema.ErrDataLoss) {
-				// It may have been dropped since it was looked up, and collected: nothing holds it.
+				// If it was dropped and collected since it was looked up, it is missing,
+				// and nothing is damaged.
 				if _, gone := rv.store.Selection(ctx, snap.key.dataset, name); errors.Is(gone, schema.ErrNotFound) {
 					return nil, gone
 				}
@@ -165,6 +168,7 @@ func (rv *Resolver) saved(ctx context.Context, snap *openSnapshot, name string) 
 	})
 }
 
+// readBitmap reads and decodes the bitmap of an uploaded selection.
 func (rv *Resolver) readBitmap(ctx context.Context, rows int64, ref schema.BlobRef) (bitmap *plan.Bitmap, err error) {
 	b, err := rv.read(ctx, ref, manifest.Place{})
 	if err != nil {
@@ -178,8 +182,8 @@ func (rv *Resolver) readBitmap(ctx context.Context, rows int64, ref schema.BlobR
 	return bitmap, err
 }
 
-// split returns a split's positions. They are made of its ranges once, as there
-// may be many.
+// split returns a split's positions. They are made from its ranges once, because there
+// may be many ranges.
 func (s *openSnapshot) split(name string) (plan.Selection, error) {
 	s.splitsMu.Lock()
 	defer s.splitsMu.Unlock()
@@ -197,6 +201,7 @@ func (s *openSnapshot) split(name string) (plan.Selection, error) {
 	return sel, nil
 }
 
+// splitSelection makes a split's positions; "" is the whole snapshot.
 func splitSelection(snap *schema.Snapshot, name string) (plan.Selection, error) {
 	if name == "" {
 		return plan.All(snap.Rows()), nil
@@ -211,9 +216,9 @@ func splitSelection(snap *schema.Snapshot, name string) (plan.Selection, error) 
 	return nil, noSplit(snap, name, have)
 }
 
-// listed selects those of the positions, ascending and in [0, rows), that all of
-// the others select too. Where not all samples can be seen, one that there is not is
-// left out as one is that is hidden.
+// listed selects those positions that all of others select too. positions ascend from 0
+// on. A position beyond the snapshot is an error, unless rows are hidden from the caller:
+// then it is left out like a hidden one, so that the number of rows is not revealed.
 func listed(rows int64, positions []int64, sees *plan.Bitmap, others ...plan.Selection) (plan.Selection, error) {
 	var ranges []schema.Range
 next:
@@ -252,10 +257,10 @@ func bitmapOf(rows int64, positions []int64) (*plan.Bitmap, error) {
 	return b, nil
 }
 
-// SaveSelection stores a set of positions of a snapshot under a hash of both, which it returns: the name by which
-// requests select it. It names
-// the caller that ctx carries as its first uploader, which gives no right, and expires when it was not used for
-// Options.SelectionLifetime. Saving it again only puts that off.
+// SaveSelection stores a set of positions of a snapshot, and returns its name, a hash of
+// both, by which requests select it. The caller in ctx is recorded as the first uploader,
+// which gives no rights. The selection expires Options.SelectionLifetime after its last
+// use. Saving it again only moves that.
 func (rv *Resolver) SaveSelection(ctx context.Context, dataset string, snapshot int64,
 	positions []int64) (name string, err error) {
 	snap, err := rv.snapshots.get(ctx, dataset, snapshot)
@@ -263,6 +268,7 @@ func (rv *Resolver) SaveSelection(ctx context.Context, dataset string, snapshot 
 		return "", err
 	}
 	defer snap.Release()
+	// The positions are checked before anything is stored.
 	b, err := bitmapOf(snap.manifest.Rows(), positions)
 	if err != nil {
 		return "", err
@@ -280,6 +286,8 @@ func (rv *Resolver) SaveSelection(ctx context.Context, dataset string, snapshot 
 	if err != nil {
 		return "", err
 	}
+	// The name is a hash of the snapshot and the bitmap, so saving the same set twice
+	// gives the same selection.
 	sel := schema.Selection{Dataset: dataset, Snapshot: snap.key.number, Rows: b.Len(),
 		Created: time.Now().UTC(),
 		Owner:   store.CallerFrom(ctx).Principal, Expires: rv.renewals.expiry(), Most: rv.renewals.most}
@@ -291,31 +299,32 @@ func (rv *Resolver) SaveSelection(ctx context.Context, dataset string, snapshot 
 }
 
 const (
-	// renewEvery is how often at most a selection that is used is renewed. Reading
-	// writes nothing else.
+	// renewEvery is the shortest time between two renewals of a used selection. Renewals
+	// are the only writes that reading causes.
 	renewEvery = 24 * time.Hour
-	// maxDue is how many selections are known to need no renewal.
+	// maxDue is how many selections are known not to need renewal. When there are more,
+	// all are forgotten, which costs one look-up each.
 	maxDue = 4096
 )
 
-// renewals has selections that are used live on.
+// renewals moves the expiry of selections that are used. It is safe for concurrent use.
 type renewals struct {
 	store    store.Store
 	logger   *slog.Logger
 	lifetime time.Duration
-	most     int // of an owner in a dataset; 0: any number
+	most     int // unexpired selections of an owner in a dataset; 0 is no limit
 
 	mu  sync.Mutex
-	due map[string]time.Time // when a selection is to be looked at again, by dataset and name; guarded by mu
+	due map[string]time.Time // when to look at a selection again, by dataset and name; guarded by mu
 }
 
-// expiry is when a selection expires that is used now.
+// expiry is when a selection that is used now expires.
 func (r *renewals) expiry() time.Time {
 	return time.Now().Add(r.lifetime).UTC().Truncate(time.Second)
 }
 
-// use is called before a selection is used. It fails with schema.ErrNotFound if
-// there is none, or it has expired.
+// use is called before a selection is used, and renews it if that is due. If the
+// selection does not exist or has expired, the error is a schema.ErrNotFound.
 func (r *renewals) use(ctx context.Context, dataset, name string) error {
 	key := dataset + "\x00" + name
 	r.mu.Lock()
@@ -328,6 +337,8 @@ func (r *renewals) use(ctx context.Context, dataset, name string) error {
 	if err != nil {
 		return err
 	}
+	// A renewal is due when the expiry would move by more than a day, or by half of a
+	// short lifetime.
 	every := min(renewEvery, r.lifetime/2)
 	next := time.Now().Add(every)
 	if until := r.expiry(); !sel.Expires.IsZero() && until.Sub(sel.Expires) > every {
@@ -335,7 +346,7 @@ func (r *renewals) use(ctx context.Context, dataset, name string) error {
 			if errors.Is(err, schema.ErrNotFound) || ctx.Err() != nil {
 				return err
 			}
-			// It can be used all the same, and is tried again.
+			// The selection has not expired, so it can be used. The next use tries again.
 			r.logger.WarnContext(ctx, "a selection could not be renewed", "dataset", dataset, "selection", name,
 				"expires", sel.Expires, "error", err)
 			return nil
@@ -345,6 +356,7 @@ func (r *renewals) use(ctx context.Context, dataset, name string) error {
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	// due is a cache. Losing it costs a look-up, and no selection expires because of it.
 	if len(r.due) >= maxDue {
 		clear(r.due)
 	}
@@ -352,9 +364,8 @@ func (r *renewals) use(ctx context.Context, dataset, name string) error {
 	return nil
 }
 
-// fillBuckets checks bucket_by_length against the columns of a snapshot, and fills its window in. The
-// fillBlocks says of a shuffle of blocks how many rows they have: as many as have the bytes that it gives, by the mean of
-// the blobs that the caller may see.
+// fillBlocks sets the rows of the blocks of a shuffle in blocks. If the request gives a
+// size in bytes, it divides by the mean size of a row's visible blobs.
 func fillBlocks(snap *schema.Snapshot, req schema.Request) *schema.Shuffle {
 	if !req.Shuffle.InBlocks() {
 		return req.Shuffle
@@ -378,7 +389,8 @@ func fillBlocks(snap *schema.Snapshot, req schema.Request) *schema.Shuffle {
 	return &sh
 }
 
-// request has its batch.
+// fillBuckets checks bucket_by_length against the columns of a snapshot, and sets its
+// window. The request has its batch.
 func fillBuckets(snap *schema.Snapshot, req schema.Request) (schema.Request, error) {
 	if req.BucketByLength == nil {
 		return req, nil
@@ -396,7 +408,8 @@ func fillBuckets(snap *schema.Snapshot, req schema.Request) (schema.Request, err
 	return req, req.Check() // the batch may be the default
 }
 
-// lengthColumn finds the column that says how long samples are. ordinal is that of a blob column.
+// lengthColumn finds the column with the lengths of samples. For a blob column, blob is
+// true and ordinal is its ordinal; otherwise only its existence is checked.
 func lengthColumn(snap *schema.Snapshot, within *schema.Restriction, name string) (ordinal int, blob bool, err error) {
 	var have []string
 	for _, f := range schema.MetaFields(snap.Schema) {
@@ -424,8 +437,8 @@ func lengthColumn(snap *schema.Snapshot, within *schema.Restriction, name string
 // measures reports whether values of a type are numbers.
 func measures(t arrow.DataType) bool { return arrow.IsInteger(t.ID()) || arrow.IsFloating(t.ID()) }
 
-// buckets returns the buckets of a request that has its defaults filled in; nil if it has none. The
-// job holds what they are made of.
+// buckets returns the buckets of a request that has its defaults filled in; nil if it has
+// none. has gets the results and the memory that they use.
 func (rv *Resolver) buckets(ctx context.Context, snap *openSnapshot, req schema.Request, selection plan.Selection,
 	has *holdings) (b *plan.Buckets, err error) {
 	by := req.BucketByLength
@@ -453,7 +466,7 @@ func (rv *Resolver) buckets(ctx context.Context, snap *openSnapshot, req schema.
 	return plan.NewBuckets(lengths, costs, rows)
 }
 
-// lengths returns how long the samples of a snapshot are, with a hold for the caller.
+// lengths returns the lengths of a snapshot's samples, with a hold for the caller.
 func (rv *Resolver) lengths(ctx context.Context, snap *openSnapshot, within *schema.Restriction,
 	name string) (*result, error) {
 	ordinal, blob, err := lengthColumn(snap.manifest.Snapshot(), within, name)
@@ -468,8 +481,9 @@ func (rv *Resolver) lengths(ctx context.Context, snap *openSnapshot, within *sch
 	return rv.measured(ctx, snap, "bucket_by_length", name, blob, ordinal)
 }
 
-// measured returns how long the samples of a snapshot are by a column: a blob column, by its ordinal, or another, by its
-// index. The caller gets a hold. what is the field of requests that it is for.
+// measured returns the lengths of a snapshot's samples by a column, with a hold for the
+// caller. ordinal is that of a blob column, or the index of another column. what is the
+// request's field, for errors.
 func (rv *Resolver) measured(ctx context.Context, snap *openSnapshot, what, name string, blob bool,
 	ordinal int) (*result, error) {
 	return rv.derive(ctx, snap.key, fmt.Sprintf("lengths\x00%t\x00%d", blob, ordinal), snap,
@@ -505,8 +519,8 @@ func (rv *Resolver) measured(ctx context.Context, snap *openSnapshot, what, name
 		})
 }
 
-// measure puts values as lengths into to: numbers in the same order. Null, what is below 0, and what is
-// no number, are 0; whole numbers of 2^32 and more are all alike.
+// measure writes values into to as lengths, in the same order of size. Nulls, negative
+// values and NaN become 0. Integers of 2^32 or more become 2^32-1.
 func measure(a arrow.Array, to plan.Lengths) error {
 	switch a := a.(type) {
 	case *array.Int8:
@@ -557,13 +571,15 @@ func measure(a arrow.Array, to plan.Lengths) error {
 	return nil
 }
 
+// measureInts is measure for integers that fit into 64 bits with a sign.
 func measureInts[T int8 | int16 | int32 | int64 | uint8 | uint16 | uint32](values []T, to plan.Lengths) {
 	for i, v := range values {
 		to[i] = uint32(min(max(int64(v), 0), math.MaxUint32))
 	}
 }
 
-// measureFloat is a number's bits, which are in the order of the numbers from 0 on.
+// measureFloat returns the bits of a float. For floats from 0 on, bits have the order of
+// the values.
 func measureFloat(v float32) uint32 {
 	if !(v > 0) {
 		return 0

@@ -16,13 +16,24 @@ import (
 	"bowstring/schema"
 )
 
-// TotalBytes is the size of everything that the plan serves, over all ranks:
-// of each cell its value's bytes, that is, a blob's or a text's length, the
-// width of a fixed-width type (one byte for a bool), the values of a list, and
-// nothing for a null. It is exact, and leaves out what the encoding adds:
-// offsets, bitmaps, padding, headers. It is -1 where operators make cells whose sizes are
-// not known before they are made, where an expression makes a column that may have nulls or texts, and where samples are drawn or packed. Where they are known it counts every cell that is no null in the
-// snapshot; on_error may make nulls of some. It is -1 of a mixture.
+// TotalBytes is the size of all rows that the plan serves, over all ranks. It is the sum
+// over their cells. A cell counts as follows:
+//
+//   - a blob or a text by its length,
+//   - a fixed-width value by its width (one byte for a bool),
+//   - a list by the size of its values,
+//   - a null as nothing.
+//
+// TotalBytes is exact. It leaves out what the encoding adds: offsets, bitmaps, padding,
+// headers. It counts every cell that is not null in the snapshot, though on_error may
+// serve some of them as null.
+//
+// It is -1 if the sizes are not known in advance:
+//
+//   - operators make cells whose sizes are not fixed,
+//   - an expression makes a column that is not of bools,
+//   - samples are drawn or packed, or ranks get slices of them,
+//   - the request is for a mixture.
 func (rv *Resolver) TotalBytes(ctx context.Context, j *Job) (int64, error) {
 	if !j.sized() || j.resolved.Request.Sample != nil || j.resolved.Request.Pack != nil {
 		return -1, nil
@@ -37,7 +48,7 @@ func (rv *Resolver) TotalBytes(ctx context.Context, j *Job) (int64, error) {
 	return total, nil
 }
 
-// sized reports whether the sizes of all cells are known from the manifest.
+// sized reports whether the manifest determines the sizes of all cells.
 func (j *Job) sized() bool {
 	if j.Alone() == nil {
 		return false // which samples of a mixture's sources are used how often is known one by one
@@ -61,8 +72,8 @@ func (j *Job) sized() bool {
 	return true
 }
 
-// KnownBytes is what TotalBytes would be of a resolved request, if it is known without
-// reading any row: because it was asked for not long ago.
+// KnownBytes is TotalBytes for a resolved request, if its result is cached. It reads no
+// row.
 func (rv *Resolver) KnownBytes(o *Resolved) (int64, bool) {
 	if o.Plan.Padded()+o.Plan.Dropped() > 0 {
 		return 0, false
@@ -75,8 +86,8 @@ func (rv *Resolver) KnownBytes(o *Resolved) (int64, bool) {
 	return r.sum, true
 }
 
-// selectedKey names the sum over what is selected. It does not depend on the
-// order, so the epochs of a job share it.
+// selectedKey names the sum over the selected rows. It does not depend on the order, so
+// all epochs of a job share it.
 func selectedKey(req schema.Request) string {
 	req.Shuffle, req.World, req.Batch, req.BatchBytes, req.Order, req.Remainder, req.OnError = nil, nil, 0, 0, "", "",
 		""
@@ -84,22 +95,23 @@ func selectedKey(req schema.Request) string {
 	return string(within(req, "bytes\x00"+string(req.Marshal())))
 }
 
-// selectedBytes is the size of all rows that are selected.
+// selectedBytes is the size of all selected rows.
 func (rv *Resolver) selectedBytes(ctx context.Context, j *Job) (int64, error) {
 	return rv.derivedSum(ctx, j, selectedKey(j.resolved.Request), func(ctx context.Context, sizes *cellSizes) (int64, error) {
 		return rv.sumSelected(ctx, sizes, j.resolved.Plan.Config().Selection)
 	})
 }
 
-// servedBytes is the size of all rows that are served, where those selected have
-// that size, and some are left out or repeated.
+// servedBytes is the size of all served rows. selected is the size of the selected ones,
+// of which some are dropped or repeated. Only those are read again.
 func (rv *Resolver) servedBytes(ctx context.Context, j *Job, selected int64) (int64, error) {
 	return rv.derivedSum(ctx, j, string(within(j.resolved.Request, "served\x00"+string(j.resolved.Request.Marshal()))),
 		func(ctx context.Context, sizes *cellSizes) (int64, error) {
 			n, cfg := j.resolved.Plan.Config().Selection.Len(), j.resolved.Plan.Config()
 			cfg.Buckets = nil // they move nothing into the epoch, nor out of it
 			if padded := j.resolved.Plan.Padded(); padded > 0 {
-				// The epoch's order is gone through again, as often as it takes.
+				// The remainder repeats the epoch's order from its beginning, as often as
+				// needed.
 				order, err := plan.New(cfg)
 				if err != nil {
 					return 0, err
@@ -118,8 +130,8 @@ func (rv *Resolver) servedBytes(ctx context.Context, j *Job, selected int64) (in
 		})
 }
 
-// derivedSum computes a sum once. It goes on as long as somebody waits for it, and
-// holds the job until it has ended.
+// derivedSum computes a sum once for all callers that want it. It holds the job until it
+// has ended.
 func (rv *Resolver) derivedSum(ctx context.Context, j *Job, what string, compute func(context.Context, *cellSizes) (int64,
 	error)) (int64, error) {
 	r, err := rv.derive(ctx, j.sources[0].snapshot.key, what, j, func(ctx context.Context) (*result, error) {
@@ -138,18 +150,20 @@ func (rv *Resolver) derivedSum(ctx context.Context, j *Job, what string, compute
 }
 
 const (
-	// sumRows is how many rows in an order of their own are read and added up at a time, sumSlices how many
-	// times that at once.
+	// sumRows is how many rows in a given order are added up together, and sumSlices how
+	// many such groups at the same time.
 	sumRows   = 4096
 	sumSlices = 8
-	// sumValues is how many values are added up at a turn: some milliseconds.
+	// sumValues is how many values are added up in a turn, in some milliseconds.
 	sumValues = 1 << 16
 )
 
-// sumSelected adds up the rows of a selection. A page all of whose rows are selected is not read if
-// what is known of it suffices, and so is a whole chunk.
+// sumSelected adds up the rows of a selection. A page or chunk is not read if all of its
+// rows are selected and its statistics suffice.
 func (rv *Resolver) sumSelected(ctx context.Context, sizes *cellSizes, selection plan.Selection) (int64, error) {
 	var total atomic.Int64
+	// Most pages are either fully selected, with sizes in their statistics, or not
+	// selected at all. Only the pages at the edges are read.
 	need := func(start int64, run *schema.Chunk) bool {
 		switch selection.CountIn(start, start+run.Rows) {
 		case 0:
@@ -177,7 +191,7 @@ func (rv *Resolver) sumSelected(ctx context.Context, sizes *cellSizes, selection
 	return total.Load(), err
 }
 
-// sum adds up n rows, which are in any order.
+// sum adds up n rows in any order; at returns the position of each.
 func (rv *Resolver) sum(ctx context.Context, sizes *cellSizes, n int64, at func(int64) int64) (int64, error) {
 	var total atomic.Int64
 	outer := ctx
@@ -203,7 +217,7 @@ func (rv *Resolver) sum(ctx context.Context, sizes *cellSizes, n int64, at func(
 	return total.Load(), err
 }
 
-// sumPage adds up rows of a page that begins at start.
+// sumPage adds up some rows of a page that begins at start, in turns.
 func (rv *Resolver) sumPage(ctx context.Context, sizes *cellSizes, start int64, p *schema.Page, rows []int64) (
 	total int64, err error,
 ) {
@@ -219,23 +233,25 @@ func (rv *Resolver) sumPage(ctx context.Context, sizes *cellSizes, start int64, 
 	return total, err
 }
 
-// cellSizes computes the sizes of a job's rows.
+// cellSizes computes the sizes of a job's rows. It is immutable, and safe for concurrent
+// use.
 type cellSizes struct {
 	manifest *manifest.Manifest
 	blobs    []int // ordinals, once for each column that shows the blob
-	fixed    int64 // bytes of the columns that have as many in every row
-	split    bool  // the split's name is shown
+	fixed    int64 // bytes of the columns that have the same size in every row
+	split    bool  // the split's name is served
 	metadata []int // indexes in the schema
 	parts    []blobPart
 }
 
-// blobPart is a virtual column of a blob column, and the size of its values.
+// blobPart is a virtual column of a blob column, with the size of its values.
 type blobPart struct {
-	column int // among the blob columns
-	stored int // in the schema
+	column int // ordinal of the blob column
+	stored int // index of the blob column in the schema
 	width  int64
 }
 
+// newCellSizes classifies the served columns by how their sizes are found.
 func newCellSizes(j *Job) (*cellSizes, error) {
 	m := j.Alone()
 	s := &cellSizes{manifest: m}
@@ -299,7 +315,8 @@ func newCellSizes(j *Job) (*cellSizes, error) {
 	return s, nil
 }
 
-// known is the size of all rows of a chunk or a page, if it follows without reading them.
+// known returns the size of all rows of a chunk or a page, if its record and statistics
+// determine it.
 func (s *cellSizes) known(start int64, run *schema.Chunk) (int64, bool) {
 	n := s.fixed * run.Rows
 	for _, b := range s.blobs {
@@ -335,7 +352,7 @@ func (s *cellSizes) known(start int64, run *schema.Chunk) (int64, bool) {
 	return n, true
 }
 
-// some adds up the first of some rows of a page, as many as a turn has time for, and returns how many.
+// some adds up the first rows, as many as fit into a turn, and returns their number.
 func (s *cellSizes) some(start int64, p *schema.Page, rows []int64) (total int64, done int, err error) {
 	err = schema.Guard(func() error {
 		visited := int64(0) // values, more or less: what the time goes by
@@ -349,10 +366,11 @@ func (s *cellSizes) some(start int64, p *schema.Page, rows []int64) (total int64
 	return total, done, err
 }
 
-// sumBytes is how many bytes of metadata may be another value: a list has many.
+// sumBytes is how many bytes of metadata count as one more value, because a list has
+// many.
 const sumBytes = 8
 
-// row is the size of one row, and what of it is in cells of metadata.
+// row returns the size of one row, and how much of it is metadata.
 func (s *cellSizes) row(pos int64, row schema.Row) (n, cells int64) {
 	n = s.fixed
 	for _, b := range s.blobs {
