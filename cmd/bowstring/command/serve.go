@@ -33,7 +33,8 @@ import (
 	"bowstring/spill"
 )
 
-// ServeCmd is bowstring serve.
+// ServeCmd is bowstring serve. Run makes a running of it, which has the state of one
+// server.
 type ServeCmd struct {
 	serveFlags
 	HelpAll helpAll `help:"Show all flags, by what they are for."`
@@ -41,13 +42,14 @@ type ServeCmd struct {
 	experiment
 }
 
-// experiment is what only experiments say of a server: serve finds it out better by itself.
+// experiment has settings that only experiments use. serve finds better values by itself.
 type experiment struct {
-	MaxReads    int          `kong:"-"` // of the store at once; 0 for as many as pay
-	SpillPolicy spill.Policy `kong:"-"` // what is kept, when not all can be; nil for what jobs will use soonest
+	MaxReads    int          `kong:"-"` // reads of the store at once; 0 for as many as pay
+	SpillPolicy spill.Policy `kong:"-"` // what the spill keeps; nil for what jobs will use soonest
 }
 
-// Validate is called by kong.
+// Validate is called by kong. It checks everything that does not depend on the machine,
+// so that config and scripts get the same errors.
 func (c *ServeCmd) Validate() error {
 	if err := c.checkListen(); err != nil {
 		return err
@@ -82,11 +84,12 @@ func (c *ServeCmd) Validate() error {
 	return c.observeFlags.check()
 }
 
-// connectionsFor is how many connections may be open for a number of streams that may
-// run.
+// connectionsFor is the number of connections that may be open, for a number of streams.
+// A client has connections that do not stream, and connections cost little memory.
 func connectionsFor(streams int) int { return max(4*streams, 4096) }
 
-// Own makes sure that there is a store to serve.
+// Own makes sure that there is a store to serve. A --server on the command line is an
+// error. One of the configuration file is for the other commands and is ignored.
 func (*ServeCmd) Own(app *App) error {
 	if app.globals.Server == "" {
 		return nil
@@ -95,16 +98,19 @@ func (*ServeCmd) Own(app *App) error {
 		return usagef("serve runs a server, --server names one that runs already: use --store to say what to serve " +
 			"and --listen to say where")
 	}
-	app.globals.Store, app.globals.Server = defaultStore(), "" // server is configured for the other commands
+	app.globals.Store, app.globals.Server = defaultStore(), ""
 	return nil
 }
 
-// Run serves until a signal ends ctx.
+// Run serves until a signal ends ctx. It has three phases: configure opens what does not
+// need the store, open opens the store and listens, and serve answers. Wrong flags
+// therefore end the start before the store is touched.
 func (c *ServeCmd) Run(ctx context.Context, app *App) (err error) {
 	if err := c.Own(app); err != nil {
 		return err
 	}
 	s := &running{ServeCmd: c, app: app}
+	// Everything that was opened is closed, also after a phase that failed.
 	defer func() { err = errors.Join(err, s.closeOpened()) }()
 	if err := s.configure(ctx); err != nil {
 		return err
@@ -116,20 +122,22 @@ func (c *ServeCmd) Run(ctx context.Context, app *App) (err error) {
 	return s.serve(ctx, listener)
 }
 
-// running is a server, from its flags to its end.
+// running is a server, from its flags to its end. One goroutine runs the phases.
+// background starts others, which only read the fields.
 type running struct {
 	*ServeCmd
 	app *App
 
 	limits   limits
-	rules    *auth.File[policy.Rules]   // nil if there are none
-	tenants  *auth.File[policy.Tenants] // nil if there are none
+	rules    *auth.File[policy.Rules]   // nil without --rules
+	tenants  *auth.File[policy.Tenants] // nil without --tenants
 	observed *observation
-	opened   []func() error // closes what outlives the node, the last first
+	opened   []func() error // closes what outlives the node, in the order of opening
 	node     *node
 }
 
-// closeOpened closes what configure has opened. The node has stopped by then.
+// closeOpened closes what configure has opened, the last first. The node has stopped by
+// then.
 func (s *running) closeOpened() (err error) {
 	for _, shut := range slices.Backward(s.opened) {
 		err = errors.Join(err, shut())
@@ -137,7 +145,8 @@ func (s *running) closeOpened() (err error) {
 	return err
 }
 
-// configure opens what the node is given: how callers are known, what they may, and what is kept of it.
+// configure opens what the node gets: authentication, policies, records and the
+// observation. On an error, Run closes what was opened so far.
 func (s *running) configure(ctx context.Context) (err error) {
 	s.limits = limits{
 		windowBytes: cmp.Or(int64(s.WindowMemory), defaultWindow()),
@@ -146,8 +155,10 @@ func (s *running) configure(ctx context.Context) (err error) {
 		maxReads:    s.MaxReads,
 		readTimeout: s.ReadTimeout,
 		flight: flight.Options{
-			MaxStreams:            s.MaxStreams,
-			MaxConnections:        connectionsFor(s.MaxStreams),
+			MaxStreams:     s.MaxStreams,
+			MaxConnections: connectionsFor(s.MaxStreams),
+			// One address may use a quarter of the connections, so that it cannot lock
+			// out the others.
 			MaxConnectionsPerPeer: max(s.MaxStreams, 1024),
 			MaxMessageBytes:       int(s.UploadMemory / 2),
 			DrainTimeout:          s.DrainTimeout,
@@ -163,6 +174,8 @@ func (s *running) configure(ctx context.Context) (err error) {
 			return fmt.Errorf("--bucket-credentials: %w", err)
 		}
 	}
+	// The closure reads s.node later: the number of nodes changes, and the node does not
+	// exist yet.
 	if to.Requests, err = s.requests(func() int { return s.node.sharers() }); err != nil {
 		return err
 	}
@@ -193,6 +206,8 @@ func (s *running) configure(ctx context.Context) (err error) {
 	if err := s.openRecords(); err != nil {
 		return err
 	}
+	// The admin listener shows names of datasets and tenants. It must not be reachable
+	// from elsewhere by accident.
 	if !s.Insecure {
 		if err := s.checkExposed(); err != nil {
 			return err
@@ -205,7 +220,7 @@ func (s *running) configure(ctx context.Context) (err error) {
 	return nil
 }
 
-// openPolicy opens the files of rules and tenants, which are read again when they change.
+// openPolicy opens the files of rules and tenants. background watches them for changes.
 func (s *running) openPolicy() (err error) {
 	to := &s.limits.flight
 	if s.Rules != "" {
@@ -225,7 +240,8 @@ func (s *running) openPolicy() (err error) {
 	return nil
 }
 
-// openRecords opens the book of what is used, the record of what is handed out and the audit log.
+// openRecords opens the usage, the lineage and the audit log. All three outlive the node,
+// because its last calls are recorded too.
 func (s *running) openRecords() (err error) {
 	to := &s.limits.flight
 	if s.Usage != "" {
@@ -251,7 +267,8 @@ func (s *running) openRecords() (err error) {
 	return nil
 }
 
-// open opens the store and listens; nil where ctx ended before the store was open.
+// open opens the store and listens. If ctx ends before the store is open, it returns nil
+// and no error: a signal during the start is no failure.
 func (s *running) open(ctx context.Context) (_ net.Listener, err error) {
 	s.node, err = newNode(ctx, s.app.globals.Store, true, s.limits, s.app.Far, s.app.Log)
 	if err != nil && ctx.Err() != nil {
@@ -265,6 +282,8 @@ func (s *running) open(ctx context.Context) (_ net.Listener, err error) {
 	if err != nil {
 		return nil, errors.Join(err, s.observed.close(), s.node.release())
 	}
+	// The store is prepared before the server announces itself. The first streams would
+	// otherwise pay for it.
 	s.prepare(ctx)
 	if s.node.members != nil {
 		if err := s.join(ctx, listener.Addr()); err != nil {
@@ -275,7 +294,8 @@ func (s *running) open(ctx context.Context) (_ net.Listener, err error) {
 	return listener, nil
 }
 
-// prepare has a far store connect, and opens datasets, so that the first streams do not wait for it.
+// prepare lets a remote store connect, and opens recent datasets. It waits for a limited
+// time, because a slow store must not keep the server from starting.
 func (s *running) prepare(ctx context.Context) {
 	far, ok := store.As[interface {
 		Prepare(ctx context.Context, memory int64) error
@@ -291,12 +311,13 @@ func (s *running) prepare(ctx context.Context) {
 	}
 	select {
 	case <-opened:
-	case <-time.After(openWithin): // it goes on
+	case <-time.After(openWithin): // opening continues in the background
 	case <-ctx.Done():
 	}
 }
 
-// join makes the server a node of its cluster.
+// join makes the server a node of its cluster. It warns if the drain timeout is too short
+// for a handover: the cache would be lost at each restart by a signal.
 func (s *running) join(ctx context.Context, listens net.Addr) error {
 	self, err := s.described(s.limits.cluster.node, listens, s.limits.flight.Auth.Encrypts(), s.limits.spill.bytes)
 	if err == nil {
@@ -315,7 +336,8 @@ func (s *running) join(ctx context.Context, listens net.Addr) error {
 	return nil
 }
 
-// serve answers until ctx ends, the cluster has the node leave, or the listener fails.
+// serve answers until ctx ends, the cluster orders the node to leave, or the listener
+// fails. Then it drains. All goroutines have ended when it returns.
 func (s *running) serve(ctx context.Context, listener net.Listener) error {
 	n := s.node
 	defer keepHeapRoom(func() int64 { return n.engine.Ledger().Free(admission.Windows) })()
@@ -331,8 +353,10 @@ func (s *running) serve(ctx context.Context, listener net.Listener) error {
 		s.app.globals.Store, "window_memory", humanize.IBytes(uint64(s.limits.windowBytes)), "max_streams", s.MaxStreams)
 	var background sync.WaitGroup
 	defer background.Wait()
+	// There are two contexts for two kinds of background work. serving ends with the
+	// signal. draining ends after the drain, for work that streams need until their end.
 	serving, stop := context.WithCancel(ctx)
-	defer stop() // also where it is the listener that has ended
+	defer stop() // also if the listener has failed
 	draining, drained := context.WithCancel(context.WithoutCancel(ctx))
 	defer drained() // after the drain below
 	idle := make(chan struct{})
@@ -347,12 +371,14 @@ func (s *running) serve(ctx context.Context, listener net.Listener) error {
 	return s.drain(ctx, stopped)
 }
 
-// background starts what runs beside the calls: until serving ends, or, what streams that drain need, until draining does.
-// The channel is closed when the node has left its cluster by an order.
+// background starts the goroutines that run beside the calls. Some end with serving.
+// Those that draining streams need end with draining. The returned channel is closed when
+// the node has left its cluster by an order.
 func (s *running) background(serving, draining context.Context, background *sync.WaitGroup) <-chan struct{} {
 	n := s.node
 	background.Go(func() { logProblems(serving, s.app, s.app.globals.Store, n.store) })
 	background.Go(func() { s.collect(serving, s.app, n.engine, s.observed.collections) })
+	// Rights that are withdrawn must end streams also during a drain.
 	if s.rules != nil {
 		background.Go(func() { s.rules.Watch(draining, n.server.EnforceRules) })
 	}
@@ -366,7 +392,7 @@ func (s *running) background(serving, draining context.Context, background *sync
 		background.Go(func() { part.watchKeys(draining) })
 	}
 	if n.cluster != nil {
-		background.Go(func() { n.cluster.Run(draining, n.engine) }) // what it holds is sent while it leaves
+		background.Go(func() { n.cluster.Run(draining, n.engine) }) // the cache is handed over while the node leaves
 	}
 	ordered := make(chan struct{})
 	if n.members != nil {
@@ -379,7 +405,8 @@ func (s *running) background(serving, draining context.Context, background *sync
 	return ordered
 }
 
-// until waits for the end, and says when it began. After a signal, a node of a cluster hands over first.
+// until waits for the end of serving, and returns when it began. After a signal, a node
+// of a cluster hands over its cache first, while its streams continue.
 func (s *running) until(ctx context.Context, idle, ordered <-chan struct{}) time.Time {
 	select {
 	case <-ordered:
@@ -393,26 +420,28 @@ func (s *running) until(ctx context.Context, idle, ordered <-chan struct{}) time
 			until, _ := s.deadlines(stopped)
 			leaving, cancel := context.WithDeadline(s.app.Abort, until)
 			defer cancel()
-			_ = s.leave(s.app, s.node, s.limits.cluster.node).Run(leaving) // what it is not through with is cut off later
+			_ = s.leave(s.app, s.node, s.limits.cluster.node).Run(leaving) // the drain cuts off what has not ended
 		}
 		return stopped
 	}
 	return time.Now()
 }
 
-// readyMemory is how much memory for blobs a server has ready when it says that
-// it serves, at most.
+// readyMemory is the most memory for blobs that a server allocates before it announces
+// itself.
 const readyMemory = 512 << 20
 
-// prepareWithin is for how long a server prepares its store before it serves.
+// prepareWithin limits the preparation of the store before the server announces itself.
 const prepareWithin = 5 * time.Second
 
-// openWithin is for how long a server waits, when its store is prepared, for datasets to be open.
+// openWithin limits the wait for recent datasets to open, after the store is prepared.
 const openWithin = 2 * time.Second
 
-// announce publishes the server's address for clients that wait for it.
+// announce publishes the server's address: in the store, in the ready file, and on
+// standard output. Scripts read the line to learn the port.
 func (s *running) announce(address string) error {
-	// A store of one process names the process that has it open.
+	// A store that one process has open at a time names that process, so that others find
+	// the server.
 	if exclusive, ok := store.As[interface{ SetAddr(string) error }](s.node.store); ok {
 		if err := exclusive.SetAddr(address); err != nil {
 			return err
@@ -426,13 +455,14 @@ func (s *running) announce(address string) error {
 	return s.app.Printf("%s\n", address)
 }
 
-// deadlines are the ends of the handover of a cluster's node, and of the streams, of a
-// server that stops. Streams go on while it hands over.
+// deadlines returns the end of the handover of a node, and the end of the streams, for a
+// server that stops. Streams continue during the handover.
 func (c *ServeCmd) deadlines(stopped time.Time) (handover, end time.Time) {
 	return stopped.Add(time.Duration(handoverShare * float64(c.DrainTimeout))), stopped.Add(c.DrainTimeout)
 }
 
-// drain ends the server: in its own time, by the deadline, or at once after a second signal.
+// drain ends the server: when all streams have ended, at the deadline, or at once after a
+// second signal. It removes the ready file last, so that a script sees the end.
 func (s *running) drain(ctx context.Context, stopped time.Time) error {
 	s.app.Log.InfoContext(ctx, "stopping", "reason", context.Cause(ctx))
 	_, end := s.deadlines(stopped)
@@ -448,13 +478,15 @@ func (s *running) drain(ctx context.Context, stopped time.Time) error {
 	return err
 }
 
-// writeFile makes path hold text, from one moment to the next.
+// writeFile replaces the file at path by one with the given text, atomically. A reader
+// sees the old content or the new one.
 func writeFile(path, text string) error {
 	f, err := os.CreateTemp(filepath.Dir(path), filepath.Base(path)+".*.tmp")
 	if err != nil {
 		return err
 	}
 	_, err = f.WriteString(text)
+	// CreateTemp makes files that only the user can read. Others wait for this one, too.
 	err = errors.Join(err, f.Chmod(0o644), f.Close())
 	if err == nil {
 		err = os.Rename(f.Name(), path)
@@ -465,7 +497,7 @@ func writeFile(path, text string) error {
 	return err
 }
 
-// options are the options of shared memory, from the flags.
+// options returns the options of authentication and TLS, from the flags.
 func (f *authFlags) options(app *App) auth.Options {
 	o := auth.Options{
 		TLS: auth.TLSOptions{
@@ -485,8 +517,9 @@ func (f *authFlags) options(app *App) auth.Options {
 	return o
 }
 
-// open opens the socket for the clients of a server that listens on addr; nil if it has
-// none.
+// open makes the authenticator of a server that listens on addr. It is nil if there is
+// neither TLS nor a way to authenticate. A server that other machines can reach without
+// both is an error, unless --insecure is set.
 func (f *authFlags) open(ctx context.Context, app *App, sources *auth.Sources, addr string) (*auth.Authenticator, error) {
 	o := f.options(app)
 	o.Sources = sources
@@ -504,12 +537,13 @@ func (f *authFlags) open(ctx context.Context, app *App, sources *auth.Sources, a
 	return auth.New(ctx, o)
 }
 
-// noCore is the limit under which the kernel writes no core of a process, neither to a file,
-// which would be longer, nor to a program, for which it would ignore a limit of zero.
+// noCore is the limit of the size of a core at which the kernel writes none. A file of
+// one byte is too short for it, so that it is not written. For a program as the handler,
+// the kernel ignores a limit of 0 but not of 1.
 const noCore = 1
 
-// withoutCore keeps the server's memory out of files: it has the key of the certificate, and
-// tokens that clients have sent.
+// withoutCore keeps the server's memory out of core files. It contains the key of the
+// certificate, and tokens that clients have sent.
 func withoutCore(ctx context.Context, app *App) {
 	var limit unix.Rlimit
 	err := unix.Getrlimit(unix.RLIMIT_CORE, &limit)
@@ -523,7 +557,7 @@ func withoutCore(ctx context.Context, app *App) {
 	}
 }
 
-// collect collects garbage now and then while a server serves, if the flags say so.
+// collect collects garbage periodically while a server serves, if --gc-every is set.
 func (c *ServeCmd) collect(ctx context.Context, app *App, engine *fetch.Engine, count *metrics.Collections) {
 	if c.GCEvery == 0 {
 		return
@@ -534,7 +568,8 @@ func (c *ServeCmd) collect(ctx context.Context, app *App, engine *fetch.Engine, 
 		report, err := engine.GC(ctx, opts)
 		switch {
 		case ctx.Err() != nil:
-		// another server collects, or the store is away: the next time, then
+		// Another server collects, or the store is unavailable. The next period tries
+		// again.
 		case errors.Is(err, schema.ErrUnavailable):
 			count.Elsewhere()
 			app.Log.InfoContext(ctx, "no collection", "reason", err)
@@ -550,8 +585,9 @@ func (c *ServeCmd) collect(ctx context.Context, app *App, engine *fetch.Engine, 
 	})
 }
 
-// nowAndThen calls do about once in every period until ctx ends. When in a period
-// is left to chance, for the servers of a store are often started together.
+// nowAndThen calls do once in every period until ctx ends, at a random moment of the
+// period. Servers of a store are often started together, and would otherwise all collect
+// at the same time.
 func nowAndThen(ctx context.Context, every time.Duration, do func(context.Context)) {
 	for {
 		at := rand.N(every)
@@ -565,7 +601,7 @@ func nowAndThen(ctx context.Context, every time.Duration, do func(context.Contex
 	}
 }
 
-// sleep reports whether ctx let it.
+// sleep waits for d. It returns false if ctx ends first.
 func sleep(ctx context.Context, d time.Duration) bool {
 	timer := time.NewTimer(d)
 	defer timer.Stop()

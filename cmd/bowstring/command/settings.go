@@ -17,7 +17,7 @@ import (
 	"bowstring/schema"
 )
 
-// level says how close to the command line a value was set.
+// level is how close to the command line a value was set. A higher one wins.
 type level int
 
 const (
@@ -27,10 +27,11 @@ const (
 	fromFlag
 )
 
-// origin is where the effective value of a setting comes from.
+// origin is where the effective value of a setting comes from. The zero value is the
+// default.
 type origin struct {
 	level level
-	place string // the variable's name, or file:line
+	place string // the variable's name, or FILE:LINE
 }
 
 func (o origin) String() string {
@@ -46,20 +47,20 @@ func (o origin) String() string {
 	}
 }
 
-// settings is what the configuration file says, and where each value came
-// from. It is kong's resolver: what it gives for a flag holds where neither
-// the command line nor the environment sets that flag.
+// settings is the content of the configuration file, and the origin of each value. It is
+// kong's resolver: its value for a flag applies if neither the command line nor the
+// environment sets the flag. It is constant after AfterApply.
 type settings struct {
-	path    string                // the file read, or ""
-	partial bool                  // it may have sections of commands that this program lacks
-	known   map[string]*kong.Flag // every setting by its key, such as serve.listen
-	keys    []string              // of known, in the order of the grammar
-	file    map[string]*yaml.Node // values in the file by key
+	path    string                // the file that was read, or ""
+	partial bool                  // whether the file may have sections of commands that this program lacks
+	known   map[string]*kong.Flag // all settings by key, such as serve.listen
+	keys    []string              // keys of known, in the order of the grammar
+	file    map[string]*yaml.Node // values of the file by key
 	flags   map[*kong.Flag]bool   // set on the command line
 }
 
-// nameSettings gives each setting its environment variable:
-// BOWSTRING_LOG_LEVEL, BOWSTRING_SERVE_LISTEN.
+// nameSettings gives each setting its environment variable, such as BOWSTRING_LOG_LEVEL
+// or BOWSTRING_SERVE_LISTEN. The name follows from the key, so that it needs no tag.
 func nameSettings(k *kong.Kong) error {
 	eachSetting(k.Model.Node, "", func(key string, f *kong.Flag) {
 		env := "BOWSTRING_" + strings.ToUpper(strings.NewReplacer("-", "_", ".", "_").Replace(key))
@@ -69,7 +70,8 @@ func nameSettings(k *kong.Kong) error {
 	return nil
 }
 
-// eachSetting calls visit for each setting at and below node in the order of the grammar.
+// eachSetting calls visit for each setting at node and below it, in the order of the
+// grammar.
 func eachSetting(node *kong.Node, prefix string, visit func(key string, f *kong.Flag)) {
 	for _, f := range node.Flags {
 		if f.Tag.Has("setting") {
@@ -84,8 +86,9 @@ func eachSetting(node *kong.Node, prefix string, visit func(key string, f *kong.
 	}
 }
 
-// loadSettings reads the configuration file that ctx and the environment name.
-// config path and version do without, so that they work however broken it is.
+// loadSettings reads the configuration file that ctx or the environment names. The
+// commands config path and version do not read it, because they have to work with a
+// broken file.
 func loadSettings(ctx *kong.Context, partial bool) (settings, error) {
 	s := settings{partial: partial, known: map[string]*kong.Flag{}, file: map[string]*yaml.Node{}, flags: map[*kong.Flag]bool{}}
 	eachSetting(ctx.Model.Node, "", func(key string, f *kong.Flag) {
@@ -107,8 +110,9 @@ func loadSettings(ctx *kong.Context, partial bool) (settings, error) {
 	return s, s.read(data)
 }
 
-// configPath returns the file that --config or the environment names, or the user's, or "". The folder that the command
-// runs in has no say: its files are of any author, and would decide where tokens and passwords go.
+// configPath returns the file that --config or the environment names, or else the user's,
+// or "". The current directory has no influence. Its files may be of any author, and the
+// configuration decides where tokens and passwords are sent.
 func configPath(ctx *kong.Context) (string, error) {
 	for _, f := range ctx.Model.Flags {
 		if f.Name != "config" {
@@ -129,7 +133,8 @@ func configPath(ctx *kong.Context) (string, error) {
 	}
 }
 
-// trusted refuses a file that another user decides about.
+// trusted returns an error for a file that another user owns or can write. A file that is
+// named by --config is not checked: naming it is the user's decision.
 func trusted(path string, info fs.FileInfo) error {
 	owner, known := info.Sys().(*syscall.Stat_t)
 	switch {
@@ -145,18 +150,20 @@ func trusted(path string, info fs.FileInfo) error {
 	return nil
 }
 
-// read takes in the text of the configuration file, and rejects what it does not know.
+// read parses the configuration file. Unknown settings are errors with their line,
+// because a misspelled limit would otherwise be no limit.
 func (s *settings) read(data []byte) error {
 	var doc yaml.Node
 	if err := yaml.Unmarshal(data, &doc); err != nil {
 		return fmt.Errorf("%s: %s", s.path, strings.TrimPrefix(err.Error(), "yaml: "))
 	}
-	if len(doc.Content) == 0 { // empty, or nothing but comments
+	if len(doc.Content) == 0 { // empty, or comments only
 		return nil
 	}
 	return s.readMapping(doc.Content[0], "")
 }
 
+// readMapping reads a section. prefix is its key with a dot.
 func (s *settings) readMapping(node *yaml.Node, prefix string) error {
 	if node.Kind == yaml.ScalarNode && node.Tag == "!!null" {
 		return nil
@@ -167,6 +174,7 @@ func (s *settings) readMapping(node *yaml.Node, prefix string) error {
 	seen := map[string]bool{}
 	for i := 0; i+1 < len(node.Content); i += 2 {
 		name, value := node.Content[i], node.Content[i+1]
+		// An anchor may be used for several settings.
 		if value.Kind == yaml.AliasNode {
 			value = value.Alias
 		}
@@ -181,14 +189,16 @@ func (s *settings) readMapping(node *yaml.Node, prefix string) error {
 			if err := s.readMapping(value, key+"."); err != nil {
 				return err
 			}
-		case !ok && s.partial && value.Kind == yaml.MappingNode: // the section of a command that this program lacks
+		case !ok && s.partial && value.Kind == yaml.MappingNode: // a section of a command that this program lacks
 		case !ok:
 			return s.fault(name, "unknown setting %q; %s", key, s.suggest(key))
 		default:
 			if err := s.check(key, flag, value); err != nil {
 				return err
 			}
-			if value.Value != "" || value.Kind != yaml.ScalarNode || flag.Tag.Type != "path" { // an empty path is none
+			// An empty path counts as not set. Joined with the folder of the file, it
+			// would name that folder.
+			if value.Value != "" || value.Kind != yaml.ScalarNode || flag.Tag.Type != "path" {
 				s.file[key] = value
 			}
 		}
@@ -196,7 +206,7 @@ func (s *settings) readMapping(node *yaml.Node, prefix string) error {
 	return nil
 }
 
-// isSection says whether key names a command that has settings.
+// isSection reports whether key names a command with settings.
 func (s *settings) isSection(key string) bool {
 	for _, k := range s.keys {
 		if strings.HasPrefix(k, key+".") {
@@ -206,7 +216,8 @@ func (s *settings) isSection(key string) bool {
 	return false
 }
 
-// check tries whether a flag takes the value that the file has for it.
+// check decodes the value of the file into a new variable of the flag's type. The flag
+// itself stays as it is: it may be set closer to the command line.
 func (s *settings) check(key string, f *kong.Flag, node *yaml.Node) error {
 	value, err := s.value(f, node)
 	if err != nil {
@@ -223,8 +234,8 @@ func (s *settings) check(key string, f *kong.Flag, node *yaml.Node) error {
 	return nil
 }
 
-// value returns node as kong takes it. A relative path is relative to the file
-// that holds it.
+// value returns the value of node as kong accepts it. A relative path is relative to the
+// configuration file, because the working directory differs from call to call.
 func (s *settings) value(f *kong.Flag, node *yaml.Node) (any, error) {
 	switch {
 	case node.Kind == yaml.SequenceNode && f.IsSlice():
@@ -238,7 +249,7 @@ func (s *settings) value(f *kong.Flag, node *yaml.Node) (any, error) {
 		if len(list) == 0 {
 			return []any{}, nil
 		}
-		return kong.JoinEscaped(list, f.Tag.Sep), nil // as on the command line: a list there may be of numbers
+		return kong.JoinEscaped(list, f.Tag.Sep), nil // as on the command line, where a list may be of numbers
 	case node.Kind != yaml.ScalarNode:
 		return nil, s.fault(node, "%s: want one value", f.Name)
 	}
@@ -250,12 +261,13 @@ func (s *settings) value(f *kong.Flag, node *yaml.Node) (any, error) {
 	return v, nil
 }
 
+// fault returns an error with the file and the line of node.
 func (s *settings) fault(node *yaml.Node, format string, args ...any) error {
 	return fmt.Errorf("%s:%d: %s", s.path, node.Line, fmt.Sprintf(format, args...))
 }
 
-// suggest names the known setting most like key, or the one of that name in
-// another section, or all there are.
+// suggest returns a hint for an unknown setting: the most similar key, or the setting of
+// the same name in another section, or all keys.
 func (s *settings) suggest(key string) string {
 	best := schema.Nearest(key, s.keys)
 	last := key[strings.LastIndexByte(key, '.')+1:]
@@ -270,10 +282,11 @@ func (s *settings) suggest(key string) string {
 	return fmt.Sprintf("did you mean %q?", best)
 }
 
-// Validate is part of kong.Resolver; the file was checked when it was read.
+// Validate implements kong.Resolver. The file was checked when it was read.
 func (s settings) Validate(*kong.Application) error { return nil }
 
-// Resolve is part of kong.Resolver.
+// Resolve implements kong.Resolver. kong calls it for flags that are not on the command
+// line, also if the environment sets them; the environment takes precedence.
 func (s settings) Resolve(_ *kong.Context, _ *kong.Path, f *kong.Flag) (any, error) {
 	for key, node := range s.file {
 		if s.known[key] != f {
@@ -287,7 +300,7 @@ func (s settings) Resolve(_ *kong.Context, _ *kong.Path, f *kong.Flag) (any, err
 	return nil, nil
 }
 
-// environment returns the variable that sets f, if there is one.
+// environment returns the name of the variable that sets f, if one does.
 func environment(f *kong.Flag) (name string, set bool) {
 	for _, env := range f.Envs {
 		if _, ok := os.LookupEnv(env); ok {
@@ -297,7 +310,8 @@ func environment(f *kong.Flag) (name string, set bool) {
 	return "", false
 }
 
-// parsed notes which flags the command line sets.
+// parsed records the flags that the command line sets. kong's path also has resolved
+// flags, which come from the environment or the file.
 func (s *settings) parsed(ctx *kong.Context) {
 	for _, p := range ctx.Path {
 		if p.Flag != nil && !p.Resolved {
@@ -306,7 +320,7 @@ func (s *settings) parsed(ctx *kong.Context) {
 	}
 }
 
-// origin says where the effective value of the setting comes from.
+// origin returns where the effective value of a setting comes from.
 func (s *settings) origin(key string) origin {
 	f, known := s.known[key]
 	switch {
@@ -324,9 +338,9 @@ func (s *settings) origin(key string) origin {
 	return origin{}
 }
 
-// effective returns the value of any setting, also of a command that is not
-// the one being run, for which kong has resolved the environment and the
-// defaults but not the file.
+// effective returns the value of any setting, also of a command that is not running. For
+// such a command kong resolves the environment and the defaults, but not the file. A type
+// with a String method is returned as its text.
 func (s *settings) effective(key string) (any, error) {
 	f := s.known[key]
 	target := f.Target
@@ -347,13 +361,15 @@ func (s *settings) effective(key string) (any, error) {
 	return target.Interface(), nil
 }
 
-// Size is size, for other programs.
+// Size is size, for other programs that are built on this package.
 type Size = size
 
-// size is a number of bytes, written with a unit: 512MiB, 4GB. Zero is auto.
+// size is a number of bytes, written with a unit such as 512MiB or 4GB. Zero is auto: the
+// program chooses.
 type size int64
 
-// UnmarshalText reads a size.
+// UnmarshalText parses a size or auto. It limits sizes to 2^62, so that sums of two do
+// not overflow.
 func (s *size) UnmarshalText(text []byte) error {
 	if string(text) == "auto" {
 		*s = 0
@@ -392,7 +408,8 @@ type ConfigPrintCmd struct {
 	JSON bool `name:"json" help:"Print a JSON array."`
 }
 
-// Run prints the settings in the form of a configuration file.
+// Run prints the effective settings in the form of a configuration file, each with its
+// origin as a comment.
 func (c *ConfigPrintCmd) Run(app *App) error {
 	type setting struct {
 		Name   string `json:"name"`
@@ -406,7 +423,8 @@ func (c *ConfigPrintCmd) Run(app *App) error {
 			return err
 		}
 		source := app.settings.origin(key).String()
-		// store and server are decided together: the one set closer to the command line holds.
+		// One of store and server is in effect: the one that is set closer to the command
+		// line. The other one is shown as empty, with the reason.
 		switch {
 		case key == "store" && value != "" && app.globals.Store == "":
 			value, source = "", source+", but --server is set closer"
@@ -438,7 +456,7 @@ func (c *ConfigPrintCmd) Run(app *App) error {
 		if err := node.Encode(s.Value); err != nil {
 			return err
 		}
-		node.Style |= yaml.FlowStyle // a list is a line, too
+		node.Style |= yaml.FlowStyle // a list is on one line as well
 		value, err := yaml.Marshal(&node)
 		if err != nil {
 			return err

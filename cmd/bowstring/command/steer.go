@@ -24,7 +24,7 @@ func (*SteerCmd) Help() string {
 All ranks of the job obey the change at the same step, on all servers of a store, and no sample is lost or repeated.`
 }
 
-// mixtureRun is what the actions for runs say, as far as it is shown.
+// mixtureRun is the part of the answers of the actions steer and runs that is shown.
 type mixtureRun struct {
 	Dataset string                 `json:"dataset"`
 	Run     string                 `json:"run"`
@@ -64,7 +64,8 @@ func (c *SteerCmd) Run(ctx context.Context, app *App) error {
 	return nil
 }
 
-// weights reads SOURCE=WEIGHT.
+// weights parses the arguments SOURCE=WEIGHT. The server checks names and ranges, because
+// it knows the mixture.
 func (c *SteerCmd) weights() (map[string]float64, error) {
 	if len(c.Weights) == 0 {
 		return nil, usagef("steer: got no weights, want SOURCE=WEIGHT, such as code=0.5")
@@ -84,6 +85,7 @@ func (c *SteerCmd) weights() (map[string]float64, error) {
 	return weights, nil
 }
 
+// list prints the runs of a dataset.
 func (c *SteerCmd) list(ctx context.Context, app *App) error {
 	list, err := askAll[mixtureRun](ctx, app, "runs", map[string]string{"dataset": c.Dataset})
 	if err != nil {

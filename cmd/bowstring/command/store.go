@@ -48,7 +48,8 @@ A bucket has to prove first that it keeps conditional writes, by which a store c
 same time, and no write that the bucket has confirmed may be missing. A bucket that loses an update is refused.`
 }
 
-// Run makes the store that the flags name.
+// Run creates the store that the flags name. An existing store stays as it is. Flags of
+// another kind of store are errors.
 func (c *StoreInitCmd) Run(ctx context.Context, app *App) error {
 	addr, err := app.ownStore("store init")
 	if err != nil {
@@ -75,7 +76,8 @@ func (c *StoreInitCmd) Run(ctx context.Context, app *App) error {
 	return err
 }
 
-// initBucket makes a store in a bucket.
+// initBucket creates a store in a bucket. bucket.Init first proves that the bucket keeps
+// conditional writes, and the result is printed.
 func (c *StoreInitCmd) initBucket(ctx context.Context, app *App, addr string) error {
 	proof, err := bucket.Init(ctx, addr, bucket.InitOptions{
 		Options: bucket.Options{Logger: app.quietLog()}, Endpoints: c.Endpoint,
@@ -87,7 +89,9 @@ func (c *StoreInitCmd) initBucket(ctx context.Context, app *App, addr string) er
 	return err
 }
 
-// initKeyspace makes a store in a keyspace, and prompts for missing values.
+// initKeyspace creates a store in a keyspace. If the keyspace does not exist and no
+// replication is given, it asks on a terminal, and otherwise returns the error. A default
+// would be wrong for a cluster of another size.
 func (c *StoreInitCmd) initKeyspace(ctx context.Context, app *App, addr string) error {
 	options := cql.InitOptions{Logger: app.quietLog()}
 	text := c.Replication
@@ -114,7 +118,7 @@ func (c *StoreInitCmd) initKeyspace(ctx context.Context, app *App, addr string) 
 	}
 }
 
-// ownStore is the address of the store for a command that works on it directly.
+// ownStore returns the address of the store, for a command that works on it directly.
 func (a *App) ownStore(command string) (string, error) {
 	if a.globals.Store == "" {
 		return "", usagef("%s works on a store, not through a server: name it by --store", command)
@@ -122,36 +126,40 @@ func (a *App) ownStore(command string) (string, error) {
 	return a.globals.Store, nil
 }
 
-// IsRemote reports whether a store's address is none of a directory: that of one in Scylla or Cassandra, or in a bucket.
+// IsRemote reports whether the address of a store is not a directory: a store in Scylla
+// or Cassandra, or in a bucket.
 func IsRemote(addr string) bool { return cql.IsURI(addr) || bucket.IsURL(addr) }
 
-// openStore opens the store at addr: a directory, or the address of one in Scylla or
-// Cassandra or in a bucket, which store init alone makes. Without create, a directory
-// that holds no store is an error rather than a new store, so that a mistyped one is
-// found out. It returns when ctx ends.
+// openStore opens the store at addr. It is a directory, or an address in Scylla or
+// Cassandra or in a bucket. Stores of the latter kinds are only created by store init.
+// Without create, a directory without a store is an error, so that a misspelled name does
+// not create one. openStore returns when ctx ends.
 func openStore(ctx context.Context, addr string, create bool, log *slog.Logger) (store.Store, error) {
 	return openFarStore(ctx, addr, create, nil, readBuckets{requests: object.NewRequests(object.RequestsOptions{})}, log)
 }
 
-// Far makes a store a far one: it delays what passes.
+// Far delays the traffic with a store, as if it were far away. Its methods are safe for
+// concurrent use.
 type Far interface {
-	// DialContext makes a connection to a store that is reached by connections.
+	// DialContext makes a connection to a store that is reached over a network.
 	DialContext(ctx context.Context, network, addr string) (net.Conn, error)
-	// Store is a store in a directory, as if it were far away.
+	// Store wraps a store in a directory.
 	Store(near store.Store) store.Store
 }
 
-// readBuckets configure reads of the buckets with attached samples.
+// readBuckets configures the reads of buckets with attached samples.
 type readBuckets struct {
-	requests *object.Requests // what is read is among them
-	allowed  bucketList       // those that may be read
-	rights   bucketRights     // by which credentials
+	requests *object.Requests // counts and limits the requests
+	allowed  bucketList       // the buckets that may be read
+	rights   bucketRights     // their credentials
 }
 
-// bucketList names buckets by their URLs, or by beginnings of URLs and a star. The one that is nil names all.
+// bucketList names buckets by their URLs, or by beginnings of URLs followed by a star. A
+// nil list names all.
 type bucketList []string
 
-// parseBuckets reads a list that is parted by commas, nil if it is empty.
+// parseBuckets parses a list that is separated by commas. It returns nil for an empty
+// one.
 func parseBuckets(text string) (list bucketList, err error) {
 	for url := range strings.SplitSeq(text, ",") {
 		if url = strings.TrimSpace(url); url == "" {
@@ -165,7 +173,8 @@ func parseBuckets(text string) (list bucketList, err error) {
 	return list, nil
 }
 
-// check is a schema.ErrDenied for a bucket that is not named.
+// check returns an error that wraps schema.ErrDenied for a bucket that is not in the
+// list.
 func (l bucketList) check(url string) error {
 	named := func(one string) bool {
 		begins, all := strings.CutSuffix(one, "*")
@@ -177,13 +186,17 @@ func (l bucketList) check(url string) error {
 	return fmt.Errorf("%w: this server reads no bucket %s: --buckets allows %s", schema.ErrDenied, url, strings.Join(l, ", "))
 }
 
-// openFarStore opens a store as openStore does, as far away as far says unless that is nil, until ctx ends.
+// openFarStore opens a store as openStore does. If far is not nil, it delays the traffic
+// with the store and with buckets of attached data. A store that wraps the result of
+// openBelow reads the blobs of attached data.
 func openFarStore(ctx context.Context, addr string, create bool, far Far, buckets readBuckets,
 	log *slog.Logger) (store.Store, error) {
 	options := object.Options{Requests: buckets.requests}
 	if far != nil {
 		options.Dial = far.DialContext
 	}
+	// The store's own bucket may have an entry in the file of credentials. It is not
+	// limited by --buckets, which is about attached data.
 	own := options
 	if bucket.IsURL(addr) {
 		url, _, err := object.SplitURL(addr)
@@ -210,7 +223,7 @@ func openFarStore(ctx context.Context, addr string, create bool, far Far, bucket
 	}}), nil
 }
 
-// openBelow opens the store that has everything except the blobs in attached buckets.
+// openBelow opens the store without the blobs in attached buckets.
 func openBelow(ctx context.Context, addr string, create bool, far Far, buckets object.Options,
 	log *slog.Logger) (store.Store, error) {
 	if cql.IsURI(addr) {
@@ -223,6 +236,7 @@ func openBelow(ctx context.Context, addr string, create bool, far Far, buckets o
 	if bucket.IsURL(addr) {
 		return bucket.Open(ctx, addr, bucket.Options{Logger: log, Bucket: buckets})
 	}
+	// local.Open would create a store in an empty directory.
 	if !create {
 		entries, err := os.ReadDir(addr)
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -243,8 +257,9 @@ func openBelow(ctx context.Context, addr string, create bool, far Far, buckets o
 	return store, nil
 }
 
-// openDirectory opens a store in a directory. One whose database is damaged is opened for
-// reading, as far as it can be.
+// openDirectory opens a store in a directory. If its database is damaged, it opens the
+// store for reading, as far as the segments allow. An operator can then still export
+// data.
 func openDirectory(dir string, log *slog.Logger) (*local.Store, error) {
 	store, err := local.Open(dir, local.Options{Logger: log})
 	if !errors.Is(err, schema.ErrDataLoss) {
@@ -260,8 +275,8 @@ func openDirectory(dir string, log *slog.Logger) (*local.Store, error) {
 	return store, nil
 }
 
-// mapStore reads the flag --store: the address of a remote store as it is, and
-// anything else as a path.
+// mapStore parses the flag --store. The address of a remote store stays as it is.
+// Anything else is a path, and ~ is expanded.
 func mapStore(ctx *kong.DecodeContext, target reflect.Value) error {
 	var s string
 	if err := ctx.Scan.PopValueInto("store", &s); err != nil {
@@ -282,7 +297,8 @@ type StoreRebuildCmd struct {
 	JSON     bool   `name:"json" help:"Print a JSON object."`
 }
 
-// Run makes the database anew.
+// Run rebuilds the database of a store from its segments. It returns an error if
+// snapshots lack blobs afterwards, although the rebuild itself succeeded.
 func (c *StoreRebuildCmd) Run(ctx context.Context, app *App) error {
 	dir := c.Dir
 	if dir == "" {
@@ -321,14 +337,14 @@ func (c *StoreRebuildCmd) Run(ctx context.Context, app *App) error {
 	return nil
 }
 
-// drawSegments shows how far a rebuild is.
+// drawSegments shows the progress of a rebuild.
 func drawSegments(bar *progressbar.ProgressBar, segments, ofSegments int, bytes, ofBytes int64) {
 	bar.Describe(fmt.Sprintf("segment %d of %d", segments, ofSegments))
 	bar.ChangeMax64(ofBytes)
-	_ = bar.Set64(bytes) // drawing is not worth failing for
+	_ = bar.Set64(bytes) // an error of the bar is no reason to fail
 }
 
-// rebuildBucket makes the catalog of a store in a bucket anew.
+// rebuildBucket rebuilds the catalog of a store in a bucket.
 func (c *StoreRebuildCmd) rebuildBucket(ctx context.Context, app *App, addr string) error {
 	if c.Lossy {
 		return usagef("--lossy is of a store in a directory: one in a bucket keeps in any case what can be read")
@@ -355,6 +371,7 @@ func (c *StoreRebuildCmd) rebuildBucket(ctx context.Context, app *App, addr stri
 	return err
 }
 
+// printBucket prints what a rebuild in a bucket found, and where each catalog came from.
 func (c *StoreRebuildCmd) printBucket(app *App, r bucket.RebuildReport) error {
 	err := app.Printf("looked at %s: %s in %s; the catalog of %s was made anew\n", r.Store, humanize.IBytes(uint64(r.Bytes)),
 		plural(int64(r.Segments), "segment"), plural(int64(len(r.Datasets)), "dataset"))
@@ -377,6 +394,7 @@ func (c *StoreRebuildCmd) printBucket(app *App, r bucket.RebuildReport) error {
 	return err
 }
 
+// print prints what a rebuild in a directory found.
 func (c *StoreRebuildCmd) print(app *App, dir string, r local.RebuildReport) error {
 	err := app.Printf("rebuilt %s: %s, from the %s; %s of %s in %s\n", dir, plural(int64(r.Snapshots), "snapshot"),
 		r.Catalog,
@@ -398,7 +416,8 @@ func (c *StoreRebuildCmd) print(app *App, dir string, r local.RebuildReport) err
 	return nil
 }
 
-// openIdleSpill opens a spill that no server has, and takes nothing out of it to make room.
+// openIdleSpill opens a spill that no server uses. The budget is so large that nothing is
+// evicted. The file FORMAT is checked first, because spill.Open would create a spill.
 func openIdleSpill(dir string, log *slog.Logger) (*spill.Cache, error) {
 	if _, err := os.Stat(filepath.Join(dir, "FORMAT")); err != nil {
 		return nil, fmt.Errorf("%w: there is no spill in %s", schema.ErrNotFound, dir)
@@ -406,9 +425,9 @@ func openIdleSpill(dir string, log *slog.Logger) (*spill.Cache, error) {
 	return spill.Open(spill.Options{Dir: dir, Bytes: 1 << 60, KeepFree: 1, Logger: log})
 }
 
-// lowestPriority makes the process run only when no other one needs the CPU. The kernel
-// keeps it by thread; those to come take it over. Where it cannot be had, nothing is lost
-// but that.
+// lowestPriority makes the process run only when no other one needs the CPU. Linux has
+// the priority by thread, and new threads inherit it from the thread that creates them.
+// Errors are ignored: without the priority the command works too.
 func lowestPriority() {
 	threads, err := os.ReadDir("/proc/self/task")
 	if err != nil {
@@ -416,7 +435,7 @@ func lowestPriority() {
 	}
 	for _, t := range threads {
 		if id, err := strconv.Atoi(t.Name()); err == nil {
-			_ = unix.Setpriority(unix.PRIO_PROCESS, id, 19) // as said
+			_ = unix.Setpriority(unix.PRIO_PROCESS, id, 19) // see above
 		}
 	}
 }

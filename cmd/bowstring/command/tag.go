@@ -22,14 +22,14 @@ What has a tag is neither dropped nor retained away. A tag that another snapshot
 number; otherwise it is made of what names of datasets are.`
 }
 
-// taggedSnapshot is what the actions for tags say.
+// taggedSnapshot is the answer of the actions for tags.
 type taggedSnapshot struct {
 	Dataset  string `json:"dataset"`
 	Tag      string `json:"tag"`
 	Snapshot int64  `json:"snapshot"`
 }
 
-// Run tags a snapshot, or lists tags.
+// Run sets a tag, or lists tags.
 func (c *TagCmd) Run(ctx context.Context, app *App) error {
 	if c.Tag == "" {
 		return c.list(ctx, app)
@@ -42,7 +42,7 @@ func (c *TagCmd) Run(ctx context.Context, app *App) error {
 	}{c.Snapshot.Name, c.Snapshot.Snapshot, c.Snapshot.Tag, c.Tag})
 }
 
-// askTags calls an action on one tag, and says what it did.
+// askTags calls an action on one tag and prints what it did. verb is "is" or "was".
 func askTags(ctx context.Context, app *App, action string, asJSON bool, verb string, body any) error {
 	done, err := ask[taggedSnapshot](ctx, app, action, body)
 	if err != nil {
@@ -55,6 +55,7 @@ func askTags(ctx context.Context, app *App, action string, asJSON bool, verb str
 	return nil
 }
 
+// list prints the tags of a dataset, or of all datasets.
 func (c *TagCmd) list(ctx context.Context, app *App) error {
 	body := map[string]string{}
 	if c.Snapshot.Name != "" {
@@ -88,7 +89,7 @@ func (c *UntagCmd) Run(ctx context.Context, app *App) error {
 	}{c.Snapshot.Name, c.Snapshot.Tag})
 }
 
-// tagText writes tags with the numbers of their snapshots.
+// tagText returns tags with the numbers of their snapshots, for people.
 func tagText(tags []store.Tag) string {
 	text := make([]string, len(tags))
 	for i, t := range tags {

@@ -19,7 +19,8 @@ import (
 	"bowstring/schema"
 )
 
-// TakeCmd is bowstring take.
+// TakeCmd is bowstring take. It uses DoExchange, which returns samples by position or id
+// in the order of the request. A DoGet would return them in the order of a job.
 type TakeCmd struct {
 	Dataset   datasetRef `arg:"" name:"dataset[@n]" help:"Dataset, of which the newest snapshot, or number or tag N."`
 	Positions []int64    `arg:"" optional:"" name:"position" help:"Positions of the samples, from 0."`
@@ -30,7 +31,7 @@ type TakeCmd struct {
 	Force     bool       `short:"f" help:"Replace the folder, if it is one that take or get made."`
 }
 
-// sampleID is an id on the command line.
+// sampleID is an id as an argument.
 type sampleID schema.ID
 
 // UnmarshalText reads a UUID.
@@ -48,7 +49,9 @@ func (c *TakeCmd) Validate() error {
 	return nil
 }
 
-// Run shows or writes the samples.
+// Run prints the samples or writes them to a folder. Blobs are left out of what is
+// printed. The snapshot is fixed by describe, so that the columns and the rows are of the
+// same one.
 func (c *TakeCmd) Run(ctx context.Context, app *App) error {
 	return app.with(ctx, false, func(client *client) error {
 		d, err := describe(ctx, client, c.Dataset)
@@ -73,7 +76,7 @@ func (c *TakeCmd) Run(ctx context.Context, app *App) error {
 	})
 }
 
-// write makes a folder of the samples.
+// write writes a folder with the samples. The folder appears only when it is complete.
 func (c *TakeCmd) write(ctx context.Context, app *App, client *client, snapshot int64, columns []string) (err error) {
 	out := &output{to: c.To, format: "folder", opts: export.Options{Force: c.Force},
 		left: int64(len(c.Positions) + len(c.ID))}
@@ -91,8 +94,8 @@ func (c *TakeCmd) write(ctx context.Context, app *App, client *client, snapshot 
 	return nil
 }
 
-// show prints the samples. All are there before the first is printed, so that
-// a failure prints none.
+// show prints the samples. It reads all of them first, so that it prints none after an
+// error, and so that the columns have one width.
 func (c *TakeCmd) show(ctx context.Context, app *App, client *client, snapshot int64, columns []string) error {
 	var out table
 	rows := []export.Object{}
@@ -125,10 +128,13 @@ func (c *TakeCmd) show(ctx context.Context, app *App, client *client, snapshot i
 	return app.show(c.JSON, rows, &out)
 }
 
-// takeBatch is how many samples one message asks for.
+// takeBatch is the number of samples that one message requests. It bounds the memory of
+// the server for a message.
 const takeBatch = 1024
 
-// take asks for the samples and gives them to each, in the order asked for.
+// take requests the samples and calls each with them, in the order of the request. One
+// goroutine sends and another one receives: a server that sends answers while it waits
+// for requests would otherwise block both sides.
 func (c *TakeCmd) take(ctx context.Context, client *client, snapshot int64, columns []string,
 	open func(*arrow.Schema) error, each func(arrow.Record) (more bool, err error)) error {
 	command, err := json.Marshal(map[string]any{"take": map[string]any{
@@ -147,7 +153,8 @@ func (c *TakeCmd) take(ctx context.Context, client *client, snapshot int64, colu
 	return group.Wait()
 }
 
-// ask sends the positions or ids.
+// ask sends the positions or ids. It returns nil if the server ended the call, because
+// the reader gets the reason.
 func (c *TakeCmd) ask(stream arrowflight.FlightService_DoExchangeClient, command []byte) error {
 	var keys arrow.Array
 	field := arrow.Field{Name: schema.PositionColumn, Type: arrow.PrimitiveTypes.Int64}
@@ -178,7 +185,7 @@ func (c *TakeCmd) ask(stream arrowflight.FlightService_DoExchangeClient, command
 		rec.Release()
 		part.Release()
 		if errors.Is(err, io.EOF) {
-			return nil // the server has ended the call: the reader learns why
+			return nil // the server ended the call, and the reader gets the reason
 		}
 		if err != nil {
 			return err
@@ -187,7 +194,7 @@ func (c *TakeCmd) ask(stream arrowflight.FlightService_DoExchangeClient, command
 	return errors.Join(writer.Close(), stream.CloseSend())
 }
 
-// cell writes a value for people.
+// cell returns a value for people. A blob is shown by its size, and a label by its class.
 func cell(f arrow.Field, column arrow.Array, row int) string {
 	if column.IsNull(row) {
 		return "-"
@@ -209,7 +216,7 @@ func cell(f arrow.Field, column arrow.Array, row int) string {
 	return strings.NewReplacer("\n", " ", "\r", " ").Replace(text)
 }
 
-// className returns the class that a label's text stands for, "" if f is no label.
+// className returns the name of the class of a label, and "" if f is no label.
 func className(f arrow.Field, label string) string {
 	classes := schema.Classes(f)
 	var i int

@@ -10,19 +10,20 @@ import (
 	"bowstring/schema"
 )
 
-// TokenCmd is bowstring token.
+// TokenCmd is bowstring token. It works on the file of tokens, and a running server reads
+// the file again. A connection to the server is not needed.
 type TokenCmd struct {
 	Create TokenCreateCmd `cmd:"" help:"Make a token, and print it, once."`
 	Revoke TokenRevokeCmd `cmd:"" help:"End a token, and the calls that it has let in."`
 	List   TokenListCmd   `cmd:"" help:"List the tokens there are, without their secrets."`
 }
 
-// tokenFlags are those of every command that works on a file of tokens.
+// tokenFlags are the flags of the commands that work on a file of tokens.
 type tokenFlags struct {
 	File string `name:"tokens" type:"path" placeholder:"FILE" help:"File of tokens (default: the one that serve.tokens names)."`
 }
 
-// path is the file.
+// path returns the file of the flag, or else that of serve's settings.
 func (f *tokenFlags) path(app *App) (string, error) {
 	if f.File != "" {
 		return f.File, nil
@@ -47,7 +48,8 @@ type TokenCreateCmd struct {
 	Expires   lifetime `default:"90d" placeholder:"DURATION" help:"How long it is good: such as 12h, 90d, or never (default: ${default})."`
 }
 
-// Run makes the token.
+// Run makes the token and prints it. The file has only its hash, so that it cannot be
+// shown again.
 func (c *TokenCreateCmd) Run(app *App) error {
 	path, err := c.path(app)
 	if err != nil {
@@ -78,7 +80,7 @@ type TokenRevokeCmd struct {
 	ID string `arg:"" help:"ID of the token: the part between the underscores, as token list shows it."`
 }
 
-// Run ends the token.
+// Run revokes the token. Its entry stays in the file, with the time.
 func (c *TokenRevokeCmd) Run(app *App) error {
 	path, err := c.path(app)
 	if err != nil {
@@ -136,10 +138,11 @@ func (c *TokenListCmd) Run(app *App) error {
 	return app.show(c.JSON, lines, out)
 }
 
-// lifetime is a duration that may have days; zero is never.
+// lifetime is a duration that may be written in days. Zero is never.
 type lifetime time.Duration
 
-// UnmarshalText reads a lifetime.
+// UnmarshalText parses a lifetime. Days are limited to a century: a time.Duration holds
+// 292 years, and a larger number would overflow.
 func (l *lifetime) UnmarshalText(text []byte) error {
 	s := string(text)
 	if s == "never" {

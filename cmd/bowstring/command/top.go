@@ -32,7 +32,8 @@ func (c *TopCmd) Validate() error {
 	return nil
 }
 
-// Run looks until it is stopped.
+// Run prints the difference of two observations after each interval until it is stopped.
+// It computes rates by package watch, as the console does.
 func (c *TopCmd) Run(ctx context.Context, app *App) error {
 	if app.globals.Server == "" {
 		return usagef("top looks at a running server: name it by --server")
@@ -55,13 +56,13 @@ func (c *TopCmd) Run(ctx context.Context, app *App) error {
 			before = after
 		}
 		if ctx.Err() != nil && !c.Once {
-			return nil // that is how one leaves it
+			return nil // Ctrl-C is the usual end
 		}
 		return err
 	})
 }
 
-// show prints a view; on a terminal in the place of the one before.
+// show prints a view. On a terminal it replaces the view before.
 func (c *TopCmd) show(app *App, v *watch.View) error {
 	if c.JSON {
 		line, err := json.Marshal(v)
@@ -85,8 +86,9 @@ func (c *TopCmd) show(app *App, v *watch.View) error {
 	return app.Printf("%s", text.String())
 }
 
-// screen is what draws the text over what is there, as much of it as fits: home,
-// each line and the end of it erased, and then all below.
+// screen returns the control sequences that draw text over the screen, as much of it as
+// fits. They move to the top, erase the end of each line after it is written, and then
+// erase all below. Clearing the whole screen first would flicker.
 func screen(text string, width, height int) string {
 	lines := strings.Split(strings.TrimSuffix(text, "\n"), "\n")
 	var b strings.Builder
@@ -104,9 +106,11 @@ func screen(text string, width, height int) string {
 	return b.String()
 }
 
-// maxTopStreams is how many streams are shown to people.
+// maxTopStreams is the number of streams that are shown to people, the busiest. --json
+// has all.
 const maxTopStreams = 40
 
+// printView prints a view: the totals, the jobs, and the busiest streams.
 func printView(v *watch.View, w io.Writer) error {
 	state := ""
 	if v.Draining {
@@ -157,7 +161,7 @@ func printView(v *watch.View, w io.Writer) error {
 	return err
 }
 
-// abridged is the start of an id, enough to distinguish jobs.
+// abridged returns the first 12 characters of an id, enough to distinguish jobs.
 func abridged(id string) string {
 	return id[:min(len(id), 12)]
 }

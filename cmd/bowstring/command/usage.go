@@ -26,7 +26,8 @@ func (*UsageCmd) Help() string {
 tenant has used; who has the right admin on all datasets sees everything. What streams that run have used is included.`
 }
 
-// Run prints what was used.
+// Run prints the usage by day, tenant and dataset. Without --since it is of 30 days,
+// including today.
 func (c *UsageCmd) Run(ctx context.Context, app *App) error {
 	body := map[string]string{}
 	since := c.Since

@@ -40,14 +40,17 @@ func (*VerifyCmd) Help() string {
 It runs at the lowest priority. The status is 0 only if nothing is damaged when it ends.`
 }
 
-// verified is what verify prints.
+// verified is the output of verify.
 type verified struct {
 	maintenance.Verification
 	Spill   *spill.Verification `json:"spill,omitempty"`
 	Seconds float64             `json:"seconds"`
 }
 
-// Run verifies.
+// Run verifies the store, and returns an error if damage remains. With --repair it
+// replaces a damaged blob by a whole copy. It looks for copies where it is cheapest
+// first: in other replicas and the spill during the run, and then in another store and
+// the source, which have to be read as a whole.
 func (c *VerifyCmd) Run(ctx context.Context, app *App) (err error) {
 	if c.Workers < 1 {
 		return usagef("--workers: got %d, want 1 or more", c.Workers)
@@ -64,6 +67,7 @@ func (c *VerifyCmd) Run(ctx context.Context, app *App) (err error) {
 		opts.Repair = src
 	}
 	found := verified{}
+	// The spill is verified first. A copy that is damaged there is removed and not used.
 	if c.Spill != "" {
 		cache, err := openIdleSpill(c.Spill, app.quietLog())
 		if err != nil {
@@ -90,6 +94,8 @@ func (c *VerifyCmd) Run(ctx context.Context, app *App) (err error) {
 	if found.Verification, err = c.verify(ctx, app, scope, opts); err != nil {
 		return err
 	}
+	// Blobs of the other store may have other keys. Only if damage remains, its manifests
+	// are read.
 	if other != nil && found.Lasting() > 0 {
 		if err := c.fromStore(ctx, scope, other, opts.Repair, &found.Verification); err != nil {
 			return fmt.Errorf("look for whole copies in %s: %w", c.From, err)
@@ -110,7 +116,8 @@ func (c *VerifyCmd) Run(ctx context.Context, app *App) (err error) {
 	return ctx.Err()
 }
 
-// scope is what to verify: of a run that goes on, the snapshots that it began with.
+// scope returns what to verify. A resumed run verifies the snapshots that it began with,
+// also if there are more by now: its position is in their list of blobs.
 func (c *VerifyCmd) scope(ctx context.Context, src store.Store) (maintenance.Scope, error) {
 	names := namesOf(c.Datasets)
 	if c.Resume != "" {
@@ -130,6 +137,7 @@ func (c *VerifyCmd) scope(ctx context.Context, src store.Store) (maintenance.Sco
 	return maintenance.Scope{Source: src, Snapshots: snaps, Selections: selections, Memory: int64(c.Memory)}, err
 }
 
+// verify runs the verification with a bar.
 func (c *VerifyCmd) verify(ctx context.Context, app *App, scope maintenance.Scope,
 	opts maintenance.VerifyOptions) (maintenance.Verification, error) {
 	_, size := scope.Size()
@@ -139,7 +147,8 @@ func (c *VerifyCmd) verify(ctx context.Context, app *App, scope maintenance.Scop
 	return maintenance.Verify(ctx, scope, opts)
 }
 
-// fromStore looks for what is damaged in another store, where it has other keys.
+// fromStore looks for copies of damaged blobs in another store. It reads only datasets of
+// the same names, because a copy of a store keeps the names.
 func (c *VerifyCmd) fromStore(ctx context.Context, scope maintenance.Scope, other, to store.Store,
 	found *maintenance.Verification) error {
 	m := maintenance.NewMender(scope, to, found)
@@ -166,14 +175,15 @@ func (c *VerifyCmd) fromStore(ctx context.Context, scope maintenance.Scope, othe
 	return m.From(ctx, c.From, maintenance.Scope{Source: other, Snapshots: snaps, Memory: int64(c.Memory)}, found)
 }
 
-// fromSource looks for what is damaged among what was imported.
+// fromSource looks for copies of damaged blobs in the data that was imported. It stops
+// when all are found.
 func (c *VerifyCmd) fromSource(ctx context.Context, scope maintenance.Scope, to store.Store,
 	found *maintenance.Verification) error {
 	src, err := source.Open(ctx, c.Source, source.Options{Format: "auto"})
 	if err != nil {
 		return err
 	}
-	// Ids are of no interest here, and import reports what is bad in the source.
+	// Ids do not matter here, and import reports bad samples of the source.
 	reader, err := source.NewReader(src, source.ReadOptions{Dataset: "verify", Split: "train", Verify: "none"})
 	if err != nil {
 		return err
@@ -200,6 +210,8 @@ func (c *VerifyCmd) fromSource(ctx context.Context, scope maintenance.Scope, to 
 	return ctx.Err()
 }
 
+// print prints the damaged blobs with the snapshots and rows that refer to them, and the
+// totals as messages.
 func (c *VerifyCmd) print(app *App, v *verified) error {
 	if c.JSON {
 		return printJSON(app.Stdout, v)
@@ -250,7 +262,8 @@ func (c *VerifyCmd) print(app *App, v *verified) error {
 	return nil
 }
 
-// rowsOf lists the rows of an occurrence, for people.
+// rowsOf returns the rows of an occurrence, for people. For a blob of the manifest it
+// returns the range of rows that the blob describes.
 func rowsOf(in maintenance.Occurrence) string {
 	switch {
 	case in.What == "manifest" && len(in.Rows) >= 2:
@@ -272,7 +285,7 @@ func rowsOf(in maintenance.Occurrence) string {
 	return text
 }
 
-// inSpill is a spill as a place where blobs may be.
+// inSpill returns a spill as a place to look for copies.
 func inSpill(dir string, cache *spill.Cache) maintenance.Place {
 	return maintenance.Place{Name: "the spill in " + dir, Get: func(_ context.Context, ref schema.BlobRef) (schema.Blob,
 		error) {
@@ -283,7 +296,7 @@ func inSpill(dir string, cache *spill.Cache) maintenance.Place {
 	}}
 }
 
-// namesOf are the names of datasets given as arguments.
+// namesOf returns the names of the datasets of the arguments.
 func namesOf(refs []datasetRef) []maintenance.Name {
 	var names []maintenance.Name
 	for _, ref := range refs {

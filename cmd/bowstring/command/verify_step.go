@@ -13,7 +13,8 @@ import (
 	"bowstring/schema"
 )
 
-// VerifyStepCmd is bowstring verify-step.
+// VerifyStepCmd is bowstring verify-step. It tests by data what the ranks of a mesh rely
+// on: that replicas get the same samples.
 type VerifyStepCmd struct {
 	requestFlags
 	Mesh  string `placeholder:"MESH" help:"Dimensions of the ranks, such as pp=1,dp=2,tp=4: the last one changes first."`
@@ -49,7 +50,8 @@ func (c *VerifyStepCmd) Validate() error {
 	return request.Check()
 }
 
-// request is what every rank asks for.
+// request returns the request of each rank. Digest makes the server add a digest to each
+// batch.
 func (c *VerifyStepCmd) request() schema.Request {
 	r := c.requestFlags.request()
 	r.World, r.Batch, r.Digest = &schema.World{Size: c.World, Mesh: c.Mesh}, c.Batch, true
@@ -64,11 +66,12 @@ type rankStep struct {
 	Rank   int    `json:"rank"`
 	Data   int    `json:"data_rank"`
 	Rows   int    `json:"rows"`
-	Digest string `json:"digest"` // "" where it got nothing
-	Same   bool   `json:"same"`   // as most ranks that are to get it
+	Digest string `json:"digest"` // "" if it got nothing
+	Same   bool   `json:"same"`   // whether most ranks of the same data rank got the same
 }
 
-// Run reads the step and compares.
+// Run reads the step as each rank, compares, and returns an error with the ranks that
+// differ.
 func (c *VerifyStepCmd) Run(ctx context.Context, app *App) error {
 	var ranks []rankStep
 	err := app.with(ctx, false, func(client *client) error {
@@ -109,7 +112,9 @@ func (c *VerifyStepCmd) Run(ctx context.Context, app *App) error {
 	return nil
 }
 
-// differ says of each rank whether it got what most ranks of its data rank got, and lists those that did not.
+// differ sets Same of each rank by a majority of the ranks with its data rank, and
+// returns the others. A majority names the one that is wrong, where a comparison with the
+// first could blame all others.
 func differ(ranks []rankStep) (wrong []string) {
 	votes := map[int]map[string]int{}
 	most := map[int]string{}
@@ -130,7 +135,8 @@ func differ(ranks []rankStep) (wrong []string) {
 	return wrong
 }
 
-// read reads the step of a rank's ticket.
+// read reads the step of a rank's ticket. The ticket is narrowed to one step, because its
+// own range is a whole epoch.
 func (c *VerifyStepCmd) read(ctx context.Context, client *client, ticket *arrowflight.Ticket) (got rankStep, err error) {
 	t, err := schema.ParseTicket(ticket.GetTicket())
 	if err != nil {
@@ -139,7 +145,7 @@ func (c *VerifyStepCmd) read(ctx context.Context, client *client, ticket *arrowf
 	stop := c.Step + 1
 	t.Step, t.Stop = c.Step, &stop
 	got.Rank, got.Data = t.Rank, t.DataRank(t.Rank)
-	ctx, cancel := context.WithCancel(ctx) // ends the stream where it is not read to its end
+	ctx, cancel := context.WithCancel(ctx) // ends a stream that is not read to its end
 	defer cancel()
 	stream, err := client.DoGet(ctx, &arrowflight.Ticket{Ticket: t.Marshal()})
 	if err != nil {
@@ -159,6 +165,7 @@ func (c *VerifyStepCmd) read(ctx context.Context, client *client, ticket *arrowf
 			return got, fmt.Errorf("rank %d: what came with a batch: %w", t.Rank, err)
 		}
 		got.Rows += about.Rows
+		// A step may come in several batches, and the last one has the digest.
 		got.Digest = about.Digest
 	}
 	return got, reader.Err()

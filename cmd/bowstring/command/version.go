@@ -12,8 +12,8 @@ import (
 	"bowstring/fetch"
 )
 
-// version is set by the linker where the build's own record, taken from version
-// control, is not to be used.
+// version is set by the linker if the version of the build's own record is not to be
+// used. A build from an archive has no such record.
 var version string
 
 // VersionCmd is bowstring version.
@@ -21,16 +21,16 @@ type VersionCmd struct {
 	JSON bool `name:"json" help:"Print a JSON object."`
 }
 
-// build describes this binary.
+// build describes this binary, for version and for its user agent.
 type build struct {
 	Version  string `json:"version"`
 	Commit   string `json:"commit,omitempty"`
 	Modified bool   `json:"modified,omitempty"` // built from a tree with uncommitted changes
 	Go       string `json:"go"`
 	Platform string `json:"platform"`
-	// Operators names what decodes samples, by kind.
+	// Operators names the libraries that decode samples, by kind.
 	Operators map[string]string `json:"operators"`
-	// Formats are what import reads and get writes.
+	// Formats are the formats that import reads and get writes.
 	Formats formats `json:"formats"`
 }
 
@@ -39,6 +39,8 @@ type formats struct {
 	Get    []string `json:"get"`
 }
 
+// thisBuild returns the description of this binary. Go records the commit in the binary,
+// so that the Makefile need not pass it.
 func thisBuild() build {
 	b := build{Version: version, Go: runtime.Version(), Platform: runtime.GOOS + "/" + runtime.GOARCH,
 		Operators: fetch.OperatorEngines(),
@@ -80,7 +82,8 @@ func (c *VersionCmd) Run(app *App) error {
 		b.Version, commit, b.Go, b.Platform, b.Operators["image"], b.Operators["audio"])
 }
 
-// printJSON writes v as an indented JSON document, fit for a terminal.
+// printJSON writes v as an indented JSON document. Characters that could control a
+// terminal are escaped.
 func printJSON(w io.Writer, v any) error {
 	var text bytes.Buffer
 	enc := json.NewEncoder(&text)

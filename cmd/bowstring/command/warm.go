@@ -30,14 +30,15 @@ func (c *WarmCmd) request() schema.Request {
 	return r
 }
 
-// Run fills the spill, which a signal ends; what it has by then it keeps.
+// Run fills the spill of a server. A signal ends it, and the spill keeps what it has by
+// then.
 func (c *WarmCmd) Run(ctx context.Context, app *App) error {
 	if err := app.needServer("warm"); err != nil {
 		return err
 	}
 	return app.with(ctx, false, func(client *client) error {
 		var last fetch.WarmProgress
-		bar := app.progress("", -1, "samples") // the first result says how many there are
+		bar := app.progress("", -1, "samples") // the first result has the number of samples
 		defer func() { _ = bar.Exit() }()
 		err := act(ctx, client, "warm", json.RawMessage(c.request().Marshal()), func(p fetch.WarmProgress) error {
 			last = p
@@ -60,7 +61,7 @@ func (c *WarmCmd) Run(ctx context.Context, app *App) error {
 	})
 }
 
-// warmed says in a line what a warm-up came to.
+// warmed returns the result of a warm-up as a line.
 func warmed(source string, p fetch.WarmProgress) string {
 	line := fmt.Sprintf("%s: fetched %s, %s; %s there already", source, plural(p.Stored, "blob"),
 		humanize.IBytes(uint64(p.Bytes)), were(p.There))
@@ -74,7 +75,7 @@ func warmed(source string, p fetch.WarmProgress) string {
 	return line
 }
 
-// were is a number of things with the verb.
+// were returns a number with the verb that fits it.
 func were(n int64) string {
 	if n == 1 {
 		return "1 was"
@@ -82,7 +83,8 @@ func were(n int64) string {
 	return humanize.Comma(n) + " were"
 }
 
-// needServer is for commands about what only a running server has.
+// needServer returns a usage error without --server, for commands about the state of a
+// running server.
 func (a *App) needServer(command string) error {
 	if a.globals.Server == "" {
 		return usagef("%s is about the spill of a running server, which a store has not: name the server by --server",
