@@ -373,7 +373,7 @@ func (f *feed) byIndex(s *feedShard, tar string) (end tarEnd, done bool) {
 	}
 	atOnce := f.lanes()
 	named := f.files.indexes == IndexSample && len(c.members) > 0
-	if named && !f.walk { // reading through costs nothing more, if all is wanted
+	if named && !f.walk { // wanted members would be read through in any case
 		named = !slices.ContainsFunc(c.members, func(m tarMember) bool { return m.problem == "" && f.want(m) })
 	}
 	if named {

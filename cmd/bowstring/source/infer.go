@@ -12,8 +12,8 @@ import (
 type form uint8
 
 const (
-	formNull    form = iota // a quoted cell without content
-	formEmpty               // a cell that holds nothing, in quotation marks
+	formNull    form = iota // no value
+	formEmpty               // a quoted cell without content
 	formBool                // true or false
 	formWhole               // a number in digits alone
 	formDecimal             // a number with a point or an exponent; NaN and Infinity in JSON

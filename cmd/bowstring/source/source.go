@@ -1,11 +1,15 @@
-// Package source reads data sets as other tools lay them out: folders of images and of
-// sound, Common Voice, Hugging Face Parquet, WebDataset tars, MosaicML MDS shards,
-// Megatron's token ids, and tables of paths.
+// Package source reads data sets in the layouts of other tools: folders of images and of
+// audio, Common Voice, Hugging Face Parquet, WebDataset tars, MosaicML MDS shards,
+// LitData, TensorFlow's records, Megatron's token ids, exports, and tables of paths.
 //
-// A Source lists samples in a fixed order, most of them before their bytes were touched;
-// a Reader has several workers load and check them, keeps the order, and hands out
-// batches. A sample that cannot be imported becomes a BadItem with a reason, and reading
-// goes on, so that one run finds all of them.
+// A Source lists samples in a fixed order, most of them before their bytes are read. A
+// Reader loads and checks them with several workers, keeps the order, and yields batches.
+// A sample that cannot be imported becomes a BadItem with a reason. Reading continues, so
+// that one run finds all of them.
+//
+// Begin with Open here and Reader in reader.go. place.go has the file systems: a local
+// folder, a bucket (cloud.go, reading.go, keys.go), a zip (zip.go). Each format has a
+// file of its own. Writing datasets is not part of this package.
 package source
 
 import (
@@ -24,54 +28,70 @@ import (
 	"bowstring/schema"
 )
 
-// Source is a data set in one format. It holds no file open but while Samples runs. Its
-// methods are for one goroutine at a time, but Load and Release of several samples may
-// run meanwhile.
+// Source is a data set in one format. It holds files open only while Samples runs.
+//
+// One goroutine at a time may call its methods. Load and Release of several samples may
+// run in other goroutines meanwhile.
 type Source interface {
-	// Format is the name --format knows it by.
+	// Format returns the name that --format takes.
 	Format() string
-	// Describe says what was found, in one line: format, path.
+	// Describe returns what was found, in one line: format and path.
 	Describe() string
-	// Fields returns the metadata columns and the blob columns of its samples.
+	// Fields returns the metadata columns and the blob columns of the samples.
 	Fields() (meta, blobs []arrow.Field)
-	// Splits lists the splits that the source itself has, in the order of its samples;
-	// none if it has none. Those left out by Options.Split are listed too.
+	// Splits returns the splits of the source, in the order of the samples; none if the
+	// source has no splits. It includes those that Options.Split leaves out.
 	Splits() []string
-	// Rows is the number of samples there are to read, for a progress bar.
+	// Rows returns the number of samples to read. It is for a progress bar, and may count
+	// bad ones.
 	Rows() int64
-	// Notes are what a person should know: files ignored, columns renamed.
+	// Notes returns notes for the user: files ignored, columns renamed.
 	Notes() []string
-	// Files is the place of its files.
+	// Files returns the place of the files.
 	Files() *Files
-	// Walked says that Options.Walk holds for its samples: their content was not read.
+	// Walked reports whether blobs are not read; see Options.Walk.
 	Walked() bool
-	// Estimate says what reading it from a bucket takes.
+	// Estimate returns what reading the source from a bucket costs.
 	Estimate() Estimate
-	// Exact says that its columns are all that there are to be, as in an export.
+	// Exact reports whether its columns are complete, as in an export, so that none is
+	// added.
 	Exact() bool
-	// Samples yields the samples split by split, in an order that depends on nothing but
-	// names and content. An error ends it: the source as a whole cannot be read.
+	// Samples yields the samples split by split. The order depends on names and content
+	// only, so that two imports of one source make equal snapshots. An error is the last
+	// element: the source as a whole cannot be read.
 	Samples(ctx context.Context) iter.Seq2[Sample, error]
 }
 
-// about is what every source found out about itself when it was opened.
+// about has what every source knows about itself once it is open. It implements most of
+// Source.
 type about struct {
 	place    *Files
 	format   string
-	path     string // absolute
+	path     string // absolute, in place
 	splits   []string
 	rows     int64
 	notes    []string
 	walked   bool
 	estimate Estimate
-	exact    bool // its columns are all that there are to be, as in an export
+	exact    bool // the columns are complete, as in an export
 }
 
-func (a *about) Format() string   { return a.format }
+// Format implements Source.
+func (a *about) Format() string { return a.format }
+
+// Describe implements Source.
 func (a *about) Describe() string { return a.format + " " + a.place.shown(a.path) }
-func (a *about) Files() *Files    { return a.place }
+
+// Files implements Source.
+func (a *about) Files() *Files { return a.place }
+
+// Splits implements Source.
 func (a *about) Splits() []string { return a.splits }
-func (a *about) Rows() int64      { return a.rows }
+
+// Rows implements Source.
+func (a *about) Rows() int64 { return a.rows }
+
+// Notes implements Source: those of the place, of the format and of indexes.
 func (a *about) Notes() []string {
 	notes := slices.Concat(a.place.notes(), a.notes, a.place.differing.notes())
 	if a.walked {
@@ -80,126 +100,136 @@ func (a *about) Notes() []string {
 	}
 	return notes
 }
-func (a *about) Exact() bool  { return a.exact }
+
+// Exact implements Source.
+func (a *about) Exact() bool { return a.exact }
+
+// Walked implements Source.
 func (a *about) Walked() bool { return a.walked }
 
-// Sample is one row of a Source.
+// Sample is one row of a Source. Its memory is valid until Release is called.
 type Sample struct {
-	// Key names the sample within the source, for its id and for messages. It
-	// does not change with the place of the source or the order of its files.
+	// Key names the sample within the source, for its id and for messages. It does not
+	// depend on the place of the source, or on the order of its files, so that a second
+	// import makes the same ids.
 	Key   string
-	Split string // "" where the source has no splits
-	// ID is the sample's id where the source has it, as exports do; nil where it is made
+	Split string // "" if the source has no splits
+	// ID is the sample's id if the source stores it, as exports do; nil if the id is made
 	// from the key.
 	ID *schema.ID
-	// Meta are the values of the metadata columns: nil (null), bool, int64, uint64,
+	// Meta has the values of the metadata columns: nil (null), bool, int64, uint64,
 	// float64, string, []byte, []any, Numbers, map[string]any or a Cell.
 	Meta []any
-	// At has the extents of the blobs, by blob column. It is nil where that is not known
-	// of any of them.
+	// At has the extents of the blobs by blob column. It is nil if none is known.
 	At []Extent
-	// Size bounds the bytes of all blobs, for the memory Load will take.
+	// Size is an upper bound for the bytes of all blobs: the memory that Load takes.
 	Size int64
-	// Blobs is the content by blob column, nil being null, unless Load is set. It is nil
-	// where it was not read.
+	// Blobs has the content by blob column, nil for a null. It is nil if Load is set, and
+	// if the content was not read.
 	Blobs [][]byte
-	// Load reads the content where Blobs does not have it yet. It may be called
-	// from another goroutine, once. Its error is why the sample is bad.
+	// Load reads the content if Blobs does not have it. It is called at most once,
+	// possibly in another goroutine. Its error makes the sample bad.
 	Load func() ([][]byte, error)
-	// Release is called once, whatever became of the sample, when Meta, Blobs and
-	// what Load returned are no longer used. It may be nil.
+	// Release is called exactly once, when Meta, Blobs and the result of Load are no
+	// longer used. It may be nil.
 	Release func()
-	// Bad says why the sample cannot be imported, "" if nothing is known against it.
+	// Bad is why the sample cannot be imported; "" if nothing wrong is known.
 	Bad string
-	// Known, if it is not nil, has the sample's blobs and all its columns; Meta, At,
-	// Size, Blobs and Load are then not set.
+	// Known has the sample's blobs and all its columns, from the previous snapshot. If it
+	// is set, Meta, At, Size, Blobs and Load are not.
 	Known *Known
 }
 
-// Cell is a value in an Arrow array, which must outlive the sample.
+// Cell is a value in an Arrow array. The array must stay valid as long as the sample.
 type Cell struct {
 	Array arrow.Array
 	Row   int
 }
 
-// BadItem is something that cannot be imported, and why.
+// BadItem is a sample, or a file, that cannot be imported.
 type BadItem struct {
 	Key    string `json:"key"`
 	Reason string `json:"reason"`
 }
 
-// Options say how a source is opened.
+// Options configure how a source is opened.
 type Options struct {
-	// Format forces a format; "" or "auto" recognises it.
+	// Format is the format; "" or "auto" recognises it.
 	Format string
-	// Split names the split of a source that has none, and otherwise picks the one split
-	// to read.
+	// Split names the split of a source without splits. If the source has splits, it
+	// selects the one to read.
 	Split string
-	// PathColumn is the column of a table that holds paths; "" recognises it.
+	// PathColumn is the column of a table that has paths; "" recognises it.
 	PathColumn string
-	// Outside takes files outside of the folder of the data set, to which its links and
-	// paths lead. The author of the data set names them, and has not handed them over.
+	// Outside allows files outside the folder of the data set, to which its links and
+	// paths lead. The author of the data set names them, but they belong to the user who
+	// imports.
 	Outside bool
-	// Bucket opens the bucket that a URL names; nil opens it with what the environment
-	// has of credentials.
+	// Bucket opens the bucket of a URL; nil opens it with the credentials of the
+	// environment.
 	Bucket func(ctx context.Context, url string) (object.Bucket, error)
-	// With Walk, samples have the extents of their blobs, which are not read, in the
-	// formats that allow it (see Source.Walked): folders and tables of paths by the list
-	// of the bucket, tars by their headers. Blobs are nil then, as are the columns that
-	// would be made of them. A format's metadata is read.
+	// With Walk, samples have the extents of their blobs, which are not read. Formats
+	// that allow it (see Source.Walked) are folders and tables of paths by the list of
+	// the bucket, tars by their headers, and MDS by its tables. Blobs are nil then, and
+	// columns computed from them are absent. A format's metadata is read.
 	Walk bool
-	// Decide, if it is not nil, says whether to walk, in the place of Walk, where that is
-	// anything else than reading through.
+	// Decide replaces Walk if it is not nil. It is called if walking costs anything else
+	// than reading everything.
 	Decide func(Estimate) bool
-	// Kept is called when the objects of a bucket are listed, and returns what is known
-	// of those that have not changed; nil if all of them are to be read. Formats of
-	// shards ask it: tars, Parquet, MDS, LitData and TensorFlow's records.
+	// Kept is called after the objects of a bucket were listed. It returns the rows of
+	// objects that have not changed; nil if all are to be read. Formats of shards use it:
+	// tars, Parquet, MDS, LitData and TensorFlow's records.
 	Kept func(format, bucket string, objects []schema.Object) (Kept, error)
-	// Inventory is a list of the objects of the bucket that is read in the place of
-	// listing it; "" lists it. It is a path or URL: manifest.json of an inventory of S3,
+	// Inventory is a list of the bucket's objects that is read instead of listing the
+	// bucket; "" lists it. It is a path or URL: manifest.json of an S3 inventory,
 	// msc_manifest_index.json of the Multi-Storage Client, or a list of keys.
 	Inventory string
-	// Index says what is taken from indexes next to tars in a bucket; IndexAll if empty.
+	// Index says how indexes next to tars in a bucket are used; IndexAll if empty.
 	Index UseIndex
-	// Begin is called when it is known what there is to read, and not much was read yet.
-	// Its error ends Open.
+	// Begin is called when it is known what there is to read, before the costly part. Its
+	// error ends Open.
 	Begin func(Estimate) error
-	// Columns are the columns of the source that are read; empty means all of them. A *
-	// stands for any text. The columns by which samples are found (a table's paths and
-	// splits) are read in any case, as are the files that a table or a folder names, and
-	// the columns that an importer makes are made.
+	// Columns are patterns of the columns that are read; empty means all. A * stands for
+	// any text. Columns that find samples (paths and splits of a table) are read in any
+	// case. Files that a table or a folder names, and columns that an importer makes, are
+	// not affected.
 	Columns []string
-	// LeaveOut are columns that are not read, or not made, whatever Columns says.
+	// LeaveOut are patterns of columns that are not read, or not made, even if Columns
+	// names them.
 	LeaveOut []string
-	// Text are columns of text tables and keys of JSON whose values are text, whatever
-	// they look like.
+	// Text are patterns of columns of text tables, and keys of JSON, whose values are
+	// text, whatever they look like.
 	Text []string
-	// Spread makes as many blob columns of a column of lists of blobs, by its name.
+	// Spread is the number of blob columns that a column of lists of blobs becomes, by
+	// its name.
 	Spread map[string]int
-	// AsMetadata are columns whose lists or structs hold bytes and which are metadata all
-	// the same.
+	// AsMetadata are columns with bytes within lists or structs that become metadata
+	// nevertheless.
 	AsMetadata []string
-	// Tokens are the types of token ids, by columns of bytes that hold such: each becomes
-	// a list of that type.
+	// Tokens are the types of token ids, by the name of a column of bytes. Such a column
+	// becomes a list of that type.
 	Tokens map[string]string
-	// TokenBlobs has the token ids of a sample be a blob where the format has them in one
-	// piece, in the place of a list.
+	// TokenBlobs makes the token ids of a sample a blob instead of a list, if the format
+	// has them in one piece.
 	TokenBlobs bool
 
-	choice *choice // Columns, LeaveOut and Text, of the source that Open opens
-	files  *Files  // at its place
+	// choice is that of Columns, LeaveOut and Text, and files the place of the source.
+	// Open sets both.
+	choice *choice
+	files  *Files // at its place
 }
 
-// format is one way to lay out a data set.
+// format is a layout of data sets.
 type format struct {
 	name      string
-	signature string // what it is recognised by
-	// detect says whether path looks like it, from a shallow look.
+	signature string // how users recognise it, for messages
+	// detect reports whether a data set looks like the format, from names alone.
 	detect func(l *layout) bool
 	open   func(ctx context.Context, path string, opts Options) (Source, error)
-	shards bool // its files have many samples each, and it asks Options.Kept for them
+	shards bool // files have many samples each, and open uses Options.Kept
 }
 
+// formats are all formats. The order is that of messages; an export wins over any other.
 var formats = []format{
 	{exportFormat, "metadata.parquet of an export (bowstring get --to DIR/)", (*layout).detectExport, openExport, false},
 	{"mds", "index.json in the directory or in its subdirectories (MosaicML MDS)", (*layout).detectMDS, openMDS, true},
@@ -220,7 +250,8 @@ var formats = []format{
 		false},
 }
 
-// NameOf is the last part of the path of a data set, or of its URL, without an extension.
+// NameOf returns the last part of a path or URL without its extension: the default name
+// of a dataset.
 func NameOf(named string) string {
 	if where, key, err := object.SplitURL(named); err == nil {
 		where, _, _ = strings.Cut(where, "?")
@@ -231,7 +262,7 @@ func NameOf(named string) string {
 	return name
 }
 
-// Formats lists the names of the formats.
+// Formats returns the names of the formats.
 func Formats() []string {
 	var names []string
 	for _, f := range formats {
@@ -240,9 +271,12 @@ func Formats() []string {
 	return names
 }
 
-// Open opens the data set at path: a file, a directory, or for tars also a pattern such
-// as "train-{0000..0011}.tar"; on this machine, or in a bucket, by a URL.
-// schema.ErrInvalid if it is in no known format.
+// Open opens the data set at path: a file, a directory, or for tars a pattern such as
+// "train-{0000..0011}.tar". It is local, or in a bucket by a URL. The caller reads it
+// with a Reader; there is nothing to close.
+//
+// The error wraps schema.ErrInvalid if the data set is in no known format, or in more
+// than one.
 func Open(ctx context.Context, path string, opts Options) (Source, error) {
 	named := path
 	files, path, err := openFiles(ctx, path, opts)
@@ -264,7 +298,10 @@ func Open(ctx context.Context, path string, opts Options) (Source, error) {
 	if err != nil {
 		return nil, err
 	}
+	// Choice and keys are set up after the format is known, because recognising it reads
+	// other columns.
 	opts.choice = newChoice(opts)
+	// The list of a bucket is complete before a format asks for files.
 	if info, err := files.stat(path); err == nil && info.IsDir() {
 		if err := files.know(ctx, nil); err != nil {
 			return nil, err
@@ -281,8 +318,11 @@ func Open(ctx context.Context, path string, opts Options) (Source, error) {
 	}
 	s, err := f.open(ctx, path, opts)
 	if err == nil {
+		// Misspelt names of columns are an error only if the source could be opened at
+		// all.
 		err = opts.choice.check()
 	}
+	// If the bucket became unreachable, that is the cause of whatever else went wrong.
 	if broken := files.broken(); broken != nil {
 		err = broken
 	}
@@ -298,6 +338,7 @@ func Open(ctx context.Context, path string, opts Options) (Source, error) {
 	return s, nil
 }
 
+// choose returns the format: the one in opts, or the only one whose signature fits.
 func choose(ctx context.Context, path string, opts Options) (*format, error) {
 	if opts.Format != "" && opts.Format != "auto" {
 		i := slices.IndexFunc(formats, func(f format) bool { return f.name == opts.Format })
@@ -316,7 +357,7 @@ func choose(ctx context.Context, path string, opts Options) (*format, error) {
 		if !formats[i].detect(l) {
 			continue
 		}
-		if formats[i].name == exportFormat { // which nothing else looks like
+		if formats[i].name == exportFormat { // its files look like other formats as well
 			return &formats[i], nil
 		}
 		found = append(found, &formats[i])
@@ -341,7 +382,7 @@ func choose(ctx context.Context, path string, opts Options) (*format, error) {
 	}
 }
 
-// checkSplits looks whether the names can be used, and for the one that is asked for.
+// checkSplits checks the names of the splits, and that the one asked for exists.
 func checkSplits(have []string, asked string) error {
 	for _, s := range have {
 		if err := schema.CheckName("split", s); err != nil {
@@ -360,21 +401,24 @@ func checkSplits(have []string, asked string) error {
 	return nil
 }
 
-// layout is a shallow look at a path, for recognising its format.
+// layout is what is known of a data set's names, to recognise its format. One goroutine
+// uses it.
 type layout struct {
 	ctx   context.Context //nolint:containedctx // of the inspection
 	path  string
 	opts  Options
 	dir   bool
-	files []string // names of a directory's files and those of its folders, two deep; of a file or pattern, itself
-	// index is what indexKind has found, once sniffed is set.
+	files []string // names of files, up to two folders deep; of a file or pattern, its own name
+	// index is the result of indexKind, valid if sniffed is set.
 	index   string
 	sniffed bool
 }
 
-// enough is how many names of a directory are looked at for its format.
+// enough is how many names are used to recognise a format. More would not change the
+// result, and take long.
 const enough = 10_000
 
+// examine collects the names for recognising the format.
 func examine(ctx context.Context, path string, opts Options) (*layout, error) {
 	l := &layout{ctx: ctx, path: path, opts: opts}
 	info, err := opts.files.stat(path)
@@ -396,6 +440,7 @@ func examine(ctx context.Context, path string, opts Options) (*layout, error) {
 	return l, l.list(path, "", depth)
 }
 
+// list appends the names of files below a folder. It stops descending at enough names.
 func (l *layout) list(dir, rel string, depth int) error {
 	entries, err := l.opts.files.readDir(dir, enough)
 	if err != nil {
@@ -419,15 +464,18 @@ func (l *layout) list(dir, rel string, depth int) error {
 	return nil
 }
 
+// any reports whether any name matches.
 func (l *layout) any(match func(name string) bool) bool {
 	return slices.ContainsFunc(l.files, match)
 }
 
-// hidden says whether tools skip a file of that name.
+// hidden reports whether a file is one that tools skip: a dot file, or macOS's copies of
+// metadata in archives.
 func hidden(name string) bool {
 	return strings.HasPrefix(name, ".") || strings.HasPrefix(name, "__MACOSX")
 }
 
+// extension returns the ending of a name in lower case, without its dot.
 func extension(name string) string {
 	return strings.ToLower(strings.TrimPrefix(filepath.Ext(name), "."))
 }

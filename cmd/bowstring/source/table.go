@@ -18,55 +18,60 @@ import (
 	"bowstring/schema"
 )
 
-// table is metadata of samples, in memory: CSV, TSV, JSON lines or Parquet.
+// table is metadata of samples in memory, from CSV, TSV, JSON lines or Parquet. It is
+// changed while a source is opened, and only read afterwards.
 type table struct {
 	fields  []arrow.Field
 	columns []arrow.Array // one chunk each
 	rows    int
-	lines   []place // where each row stands, for messages
+	lines   []place // place of each row, for messages
 	bad     []badRow
 	notes   []string
 }
 
-// badRow is a row that cannot be read, and why.
+// badRow is a row that cannot be read.
 type badRow struct {
 	at     place
 	reason string
 }
 
-// sample is the row as a bad sample.
+// sample returns the row as a bad sample, so that it is reported with the others.
 func (r *badRow) sample() Sample { return Sample{Key: r.at.String(), Bad: r.reason} }
 
 const (
-	// maxColumns bounds the columns that come from the keys of JSON objects.
+	// maxColumns bounds the columns that come from keys of JSON objects. Data used as
+	// keys would make one for each row.
 	maxColumns = 1000
-	// maxBadRows bounds the rows that cannot be read: a file with more of them is no
+	// maxBadRows bounds the rows that cannot be read. A file with more of them is no
 	// table.
 	maxBadRows = 1 << 20
 )
 
-// place is a row in a file.
+// place is a row of a file. line counts from 1 in text files, and from 0 in Parquet.
 type place struct {
 	file string
 	line int
 }
 
+// String returns the place as FILE:LINE.
 func (p place) String() string { return fmt.Sprintf("%s:%d", Quoted(p.file), p.line) }
 
+// tableExtensions are the endings of names of tables, in lower case.
 var tableExtensions = []string{"csv", "tsv", "jsonl", "ndjson", "json", "parquet"}
 
-// tableOptions say how a table is read.
+// tableOptions configure how a table is read.
 type tableOptions struct {
 	choice *choice
-	// text are columns whose cells are text, whatever they look like, and which are read
-	// whatever choice says. Only the first column of paths that exists holds text.
+	// Columns in paths and text are read even if choice does not want them. Columns in
+	// text are text, whatever their cells look like. In paths, this holds
+	// only for the first column that exists.
 	paths, text []string
-	// typed are the columns that may be other than text; nil means all.
+	// typed are the columns that may have another type than text; nil means all.
 	typed []string
 }
 
-// readTable reads files of one kind as one table: Parquet with columns of the same names,
-// the others with any. files are relative to root.
+// readTable reads files of one kind as one table. Parquet files must have the same
+// columns; others may have any, and missing cells are null. files are relative to root.
 func (f *Files) readTable(ctx context.Context, root string, files []string, opts tableOptions) (*table, error) {
 	kind := extension(files[0])
 	for _, other := range files[1:] {
@@ -87,10 +92,11 @@ func (f *Files) readTable(ctx context.Context, root string, files []string, opts
 	return t.build()
 }
 
-// maxTable bounds a table that is read into memory, by the bytes of its file.
+// maxTable bounds a table that is read into memory, by the bytes of its file. Parquet is
+// bounded by its rows.
 const maxTable = 2 << 30
 
-// readFile opens a file of text for read, which gets UTF-8.
+// readFile opens a text file and calls read with its content in UTF-8.
 func (f *Files) readFile(ctx context.Context, path string, read func(*bufio.Reader) error) error {
 	file, err := f.open(ctx, path)
 	if err != nil {
@@ -107,7 +113,7 @@ func (f *Files) readFile(ctx context.Context, path string, read func(*bufio.Read
 	return errors.Join(err, file.Close())
 }
 
-// find returns the index of the first of the columns that there is, or -1.
+// find returns the index of the first of the named columns that exists; -1 if none does.
 func (t *table) find(names ...string) int {
 	for _, name := range names {
 		if i := slices.IndexFunc(t.fields, func(f arrow.Field) bool { return f.Name == name }); i >= 0 {
@@ -117,8 +123,9 @@ func (t *table) find(names ...string) int {
 	return -1
 }
 
-// choose removes the columns that are not wanted.
+// choose removes the columns that c does not want.
 func (t *table) choose(c *choice) {
+	// From the end, so that indexes of the remaining columns stay valid.
 	for i := len(t.fields) - 1; i >= 0; i-- {
 		if name := t.fields[i].Name; !c.wants(name, freeName(name, nil)) {
 			t.remove(i)
@@ -126,14 +133,15 @@ func (t *table) choose(c *choice) {
 	}
 }
 
-// remove takes a column out.
+// remove removes a column and returns its values.
 func (t *table) remove(i int) arrow.Array {
 	c := t.columns[i]
 	t.fields, t.columns = slices.Delete(t.fields, i, i+1), slices.Delete(t.columns, i, i+1)
 	return c
 }
 
-// classes turns a label column of names into indices of the sorted names.
+// classes replaces a label column of names by indexes of the sorted names. Sorting makes
+// the labels independent of the order of rows. A column of numbers stays as it is.
 func (t *table) classes(i int) error {
 	text, ok := t.columns[i].(array.StringLike)
 	if !ok {
@@ -161,7 +169,8 @@ func (t *table) classes(i int) error {
 	return nil
 }
 
-// rename gives columns whose names cannot be those of the dataset others, and says so.
+// rename renames columns whose names a dataset does not allow, or which are in taken. It
+// returns notes about them.
 func (t *table) rename(taken ...string) (notes []string) {
 	names := freeNames("source_", fieldNames(t.fields), taken)
 	for i, f := range t.fields {
@@ -173,7 +182,7 @@ func (t *table) rename(taken ...string) (notes []string) {
 	return notes
 }
 
-// cells returns a row as values of a sample.
+// cells returns a row as the metadata of a sample.
 func (t *table) cells(row int) []any {
 	values := make([]any, len(t.columns))
 	for i, c := range t.columns {
@@ -182,7 +191,7 @@ func (t *table) cells(row int) []any {
 	return values
 }
 
-// text returns a cell of a column of text, "" for null or another type.
+// text returns a text cell; "" for a null and for another type.
 func text(column arrow.Array, row int) string {
 	if s, ok := column.(array.StringLike); ok && s.IsValid(row) {
 		return s.Value(row)
@@ -190,31 +199,38 @@ func text(column arrow.Array, row int) string {
 	return ""
 }
 
-// maxGaps bounds the cells that no row wrote: a few bytes of a new key in each row would
-// make as many columns as there are rows.
+// maxGaps bounds the cells that no row has written. With a new key in each row, a small
+// file would make as many columns as rows, and so a quadratic number of cells.
 const maxGaps = 1 << 26
 
 // left is the index of a column that is left out.
 const left = -1
 
-// looseTable collects rows whose columns and types show only as they are read.
+// looseTable collects rows whose columns and types become known while they are read.
+// build turns it into a table. One goroutine uses it.
 type looseTable struct {
-	opts    tableOptions
-	names   []string
-	index   map[string]int // of names, and left for those that are not read
-	values  [][]written    // by column, shorter where the last rows have none
+	opts  tableOptions
+	names []string
+	// index has the index of each name, left for columns that are not read.
+	index map[string]int
+	// values has the cells by column. A column is shorter than the table if its last rows
+	// have no cell.
+	values  [][]written
 	unnamed map[string]bool
 	lines   []place
 	bad     []badRow
 	notes   []string
-	gaps    int // cells that no row wrote
+	// gaps counts cells that no row wrote; see maxGaps.
+	gaps int
 }
 
+// newLooseTable returns an empty table.
 func newLooseTable(opts tableOptions) *looseTable {
 	return &looseTable{opts: opts, index: map[string]int{}, unnamed: map[string]bool{}}
 }
 
-// readFile reads a file below root.
+// readFile reads a file below root. A TSV is read twice: only the whole file shows
+// whether its quotation marks are text.
 func (t *looseTable) readFile(ctx context.Context, f *Files, root, file, kind string) error {
 	path := filepath.Join(root, file)
 	literal := false
@@ -237,7 +253,8 @@ func (t *looseTable) readFile(ctx context.Context, f *Files, root, file, kind st
 	})
 }
 
-// column returns the index of a column, which may be left.
+// column returns the index of a column, which is added if it is new; left if it is not
+// wanted.
 func (t *looseTable) column(name string) int {
 	c, ok := t.index[name]
 	if ok {
@@ -255,7 +272,8 @@ func (t *looseTable) column(name string) int {
 	return c
 }
 
-// set sets a cell of the last row.
+// set appends the cell of the last row to a column, after nulls for the rows that lack
+// one.
 func (t *looseTable) set(column int, v written) error {
 	row := len(t.lines) - 1
 	t.gaps += row - len(t.values[column])
@@ -270,7 +288,7 @@ func (t *looseTable) set(column int, v written) error {
 	return nil
 }
 
-// refuse notes a row that cannot be read.
+// refuse records a row that cannot be read. Its error says that there are too many.
 func (t *looseTable) refuse(at place, format string, args ...any) error {
 	if len(t.bad) == maxBadRows {
 		return fmt.Errorf("%w: more than %d lines cannot be read; the first is %s: %s", schema.ErrLimit, maxBadRows,
@@ -280,14 +298,14 @@ func (t *looseTable) refuse(at place, format string, args ...any) error {
 	return nil
 }
 
-// note notes something once.
+// note adds a note once.
 func (t *looseTable) note(format string, args ...any) {
 	if n := fmt.Sprintf(format, args...); !slices.Contains(t.notes, n) {
 		t.notes = append(t.notes, n)
 	}
 }
 
-// readDelimited reads CSV or TSV. With literal, quotation marks are text.
+// readDelimited reads CSV or TSV. If literal is set, quotation marks are text.
 func (t *looseTable) readDelimited(ctx context.Context, file, kind string, literal bool, in *bufio.Reader) error {
 	d := &delimited{lines: newLineReader(in), comma: '\t', literal: literal}
 	if literal && kind == "tsv" {
@@ -302,7 +320,7 @@ func (t *looseTable) readDelimited(ctx context.Context, file, kind string, liter
 	}
 	if kind == "csv" {
 		d.comma = separator(header)
-		if c, found := strings.CutPrefix(withoutEnd(header), "sep="); found && len(c) == 1 { // as Excel writes it
+		if c, found := strings.CutPrefix(withoutEnd(header), "sep="); found && len(c) == 1 { // Excel writes and reads such a line
 			d.comma = c[0]
 			header = ""
 		}
@@ -325,6 +343,8 @@ func (t *looseTable) readDelimited(ctx context.Context, file, kind string, liter
 		case ctx.Err() != nil:
 			return context.Cause(ctx)
 		}
+		// A record with the wrong number of cells is bad: guessing which cell is missing
+		// would shift values into other columns.
 		if bad == "" {
 			bad = d.unfit(columns)
 		}
@@ -346,7 +366,8 @@ func (t *looseTable) readDelimited(ctx context.Context, file, kind string, liter
 	}
 }
 
-// header reads the line that names the columns.
+// header reads the line with the names of the columns. A column without a name, or with
+// the name of an earlier one, gets another name.
 func (t *looseTable) header(d *delimited) (columns []int, err error) {
 	bad, err := d.next()
 	if errors.Is(err, io.EOF) {
@@ -358,6 +379,8 @@ func (t *looseTable) header(d *delimited) (columns []int, err error) {
 	if err != nil {
 		return nil, fmt.Errorf("%w: line %d: %w", schema.ErrInvalid, d.line, err)
 	}
+	// All names are known before one is made up, so that a made-up name never takes that
+	// of a later column.
 	used := map[string]bool{}
 	var names []string
 	for _, c := range d.cells {
@@ -390,8 +413,8 @@ func (t *looseTable) header(d *delimited) (columns []int, err error) {
 	return columns, nil
 }
 
-// unfit says why the cells of a record are none of the columns. More cells than these
-// hold nothing, if they may be.
+// unfit returns why the cells of a record do not fit the columns; "" if they do.
+// Additional cells are accepted if they are empty: spreadsheets write such.
 func (d *delimited) unfit(columns []int) string {
 	extra := d.cells[min(len(columns), len(d.cells)):]
 	if len(d.cells) < len(columns) || slices.ContainsFunc(extra, func(c rawCell) bool { return c != rawCell{} }) {
@@ -405,12 +428,14 @@ func (d *delimited) unfit(columns []int) string {
 	return ""
 }
 
-// build finds each column's type and makes its array.
+// build decides each column's type by all of its values and makes its array. The cells
+// are freed column by column.
 func (t *looseTable) build() (*table, error) {
 	if len(t.lines) == 0 && len(t.bad) > 0 {
 		return nil, fmt.Errorf("%w: no line can be read; the first of %d is %s: %s", schema.ErrInvalid, len(t.bad),
 			t.bad[0].at, t.bad[0].reason)
 	}
+	// If no line at all can be read, the file is probably no table.
 	out := &table{rows: len(t.lines), lines: t.lines, bad: t.bad}
 	isPath := func(name string) bool { _, ok := t.index[name]; return ok }
 	path := slices.IndexFunc(t.opts.paths, isPath)
@@ -449,17 +474,16 @@ func (t *looseTable) build() (*table, error) {
 	return out, nil
 }
 
-// Frame is a table whose cells are all that there is: none is a path to a file that would
-// be read.
+// Frame is a table as it is: no cell is taken for a path to a file.
 type Frame struct {
 	Schema  *arrow.Schema
 	Columns []arrow.Array
 	Rows    int
 }
 
-// ReadFrame reads a .csv, .tsv, .jsonl or .parquet file into memory. The columns that are
-// named by text are text, as they are written. In files that have no types, cells decide
-// the types of the others.
+// ReadFrame reads a .csv, .tsv, .jsonl or .parquet file into memory. Columns named in
+// text stay text. In files without types, the cells decide the types of the other
+// columns. A row that cannot be read is an error.
 func ReadFrame(ctx context.Context, path string, text []string) (*Frame, error) {
 	if !slices.Contains(tableExtensions, extension(path)) {
 		return nil, fmt.Errorf("%w: %s is no table: want a file that ends in .csv, .tsv, .jsonl or .parquet",
@@ -476,10 +500,11 @@ func ReadFrame(ctx context.Context, path string, text []string) (*Frame, error) 
 	return &Frame{arrow.NewSchema(t.fields, nil), t.columns, t.rows}, nil
 }
 
-// frameMessage is how many bytes of a frame a batch has, about.
+// frameMessage is the approximate size of a batch of a frame in bytes.
 const frameMessage = 8 << 20
 
-// Batches cuts the frame into batches of a size that a connection carries well.
+// Batches yields the frame as batches of about frameMessage bytes. A batch is valid only
+// during the call.
 func (f *Frame) Batches(yield func(arrow.Record) bool) {
 	var size int64
 	for _, c := range f.Columns {

@@ -15,28 +15,34 @@ import (
 	"golang.org/x/text/unicode/norm"
 )
 
-// maxMemberName bounds the name of a member, in bytes. Keys are kept in memory.
+// maxMemberName bounds the name of a member in bytes. All keys of a data set are kept in
+// memory.
 const maxMemberName = 4096
 
-// tarReader reads a tar, compressed or not. Tars that were joined by cat are read as one:
-// the mark at which a tar ends says nothing about what follows.
+// tarReader reads a tar, compressed or not, and other tars that follow it. Tars joined by
+// cat are read as one: the end mark of the first says nothing about what follows. One
+// goroutine uses it.
+//
+// Formats of headers (ustar, PAX, GNU) are left to archive/tar. This reader adds what
+// that package does not report: offsets, a missing end mark, and what follows the end
+// mark.
 type tarReader struct {
-	members *tar.Reader // of the tar that is being read
+	members *tar.Reader // the tar that is being read
 	in      *tarInput
-	seek    io.Seeker // set where members that are not read are passed over
+	seek    io.Seeker // set if members that are not read are skipped
 	packed  bool      // it is compressed
-	ended   bool      // the last tar's end mark was read, and what follows it not yet
-	dataEnd int64     // where the last member's content ends, padding included; 0 if that is not known
-	until   int64     // next returns errReached where a header begins there; 0: it reads to the end
-	missed  int64     // an until at which no header begins
+	ended   bool      // the end mark of the last tar was read, but not what follows it
+	dataEnd int64     // end of the last member's content, padding included; 0 if unknown
+	until   int64     // next returns errReached if a header begins there; 0 reads to the end
+	missed  int64     // an until at which no header began
 	close   func() error
 }
 
-// errReached says that reading has come to where it was to end.
+// errReached means that reading has come to the offset until.
 var errReached = errors.New("the next part of the tar begins")
 
-// openTarAt opens a tar that is not compressed, to read headers from one that begins at a
-// byte on. It closes the file if there is an error.
+// openTarAt opens an uncompressed tar at a header that begins at byte at. If it fails, it
+// closes f.
 func openTarAt(f *File, at int64) (*tarReader, error) {
 	if _, err := f.Seek(at, io.SeekStart); err != nil {
 		return nil, errors.Join(err, f.Close())
@@ -46,7 +52,7 @@ func openTarAt(f *File, at int64) (*tarReader, error) {
 	return t, nil
 }
 
-// readTar opens a tar of what was opened, to read all of it.
+// readTar opens a tar to read all of it. f and err are the result of opening its file.
 func readTar(f *File, err error) (*tarReader, error) {
 	if err != nil {
 		return nil, err
@@ -54,13 +60,14 @@ func readTar(f *File, err error) (*tarReader, error) {
 	return openTar(f, false)
 }
 
-// openTar opens a tar, and closes the file if there is an error. If seek is set and the
-// tar is not compressed, members that are not read are passed over without reading; its
-// end is then not checked.
+// openTar opens a tar; if it fails, it closes f.
+//
+// If seek is set and the tar is not compressed, members that are not read are skipped.
+// Then the bytes between headers are not checked.
 func openTar(f *File, seek bool) (_ *tarReader, err error) {
 	buffer := 32 << 10
 	if seek {
-		buffer = windowBytes // no more of it may be wanted
+		buffer = windowBytes // the rest of the buffer may not be wanted
 	}
 	in := bufio.NewReaderSize(f, buffer)
 	t := &tarReader{in: &tarInput{r: in}, close: f.Close}
@@ -71,6 +78,7 @@ func openTar(f *File, seek bool) (_ *tarReader, err error) {
 	}()
 	algorithm := compressionOf(in)
 	if algorithm == "" && seek {
+		// The peek has buffered bytes, so reading starts at the file itself again.
 		if _, err := f.Seek(0, io.SeekStart); err != nil {
 			return nil, err
 		}
@@ -88,10 +96,10 @@ func openTar(f *File, seek bool) (_ *tarReader, err error) {
 	return t, nil
 }
 
-// Read reads the content of the member whose header was read last.
+// Read reads the content of the current member.
 func (t *tarReader) Read(p []byte) (int, error) { return t.members.Read(p) }
 
-// begin begins to read a tar, whose first block may have been read.
+// begin starts a tar. first is its first block if that was read already; nil otherwise.
 func (t *tarReader) begin(first []byte) {
 	t.in.again = first
 	if t.seek != nil {
@@ -101,8 +109,8 @@ func (t *tarReader) begin(first []byte) {
 	}
 }
 
-// header returns the next member's header, also that of a tar behind the end mark of
-// another.
+// header returns the next header, also of a tar that follows the end mark of another. It
+// returns io.EOF after the last tar.
 func (t *tarReader) header() (*tar.Header, error) {
 	for {
 		if t.ended {
@@ -112,8 +120,8 @@ func (t *tarReader) header() (*tar.Header, error) {
 		}
 		h, err := t.members.Next()
 		if errors.Is(err, tar.ErrHeader) && t.in.before >= tarBlock && t.in.zeros < tarBlock {
-			// Some programs end a tar with a single block of zeros: another tar may stand
-			// behind it.
+			// The end mark is two blocks of zeros, but some programs write one. Another
+			// tar may follow that block.
 			t.begin(bytes.Clone(t.in.last[:]))
 			h, err = t.members.Next()
 		}
@@ -126,6 +134,8 @@ func (t *tarReader) header() (*tar.Header, error) {
 			return nil, err
 		default:
 			t.dataEnd = 0
+			// The size in the header of a sparse member is not that of its content in the
+			// tar.
 			if !isSparse(h) {
 				t.dataEnd = t.in.n + wholeBlocks(h.Size)
 			}
@@ -134,8 +144,8 @@ func (t *tarReader) header() (*tar.Header, error) {
 	}
 }
 
-// nextTar reads on behind an end mark. io.EOF if only zeros follow, which is how tars are
-// padded.
+// nextTar continues after an end mark. It returns io.EOF if only zeros follow, with which
+// tars are padded, and errJunk for anything but a header.
 func (t *tarReader) nextTar() error {
 	for {
 		at, block := t.in.n, make([]byte, tarBlock)
@@ -151,13 +161,13 @@ func (t *tarReader) nextTar() error {
 			return nil
 		}
 		if err != nil {
-			return t.in.err // which io.ReadFull may have replaced
+			return t.in.err // io.ReadFull may have replaced it
 		}
 	}
 }
 
-// checkEnd looks, once all was read, whether there was the mark at which a tar ends, two
-// blocks of zeros. tar.Reader does without.
+// checkEnd checks, after everything was read, that the tar ended with its end mark: two
+// blocks of zeros. archive/tar accepts a tar without one, and so a truncated download.
 func (t *tarReader) checkEnd() error {
 	if t.in.zeros < 2*tarBlock || t.in.n-t.dataEnd < 2*tarBlock {
 		return fmt.Errorf("%w: no end-of-archive mark", errCut)
@@ -167,17 +177,17 @@ func (t *tarReader) checkEnd() error {
 
 // tarMember is a member of a tar that belongs to a sample.
 type tarMember struct {
-	name    string // cleaned
+	name    string // cleaned path
 	size    int64
-	key     string // of the sample: the name up to the first dot behind the last slash
-	ext     string // what follows that dot, in lower case and composed (NFC)
-	at      int64  // where its content begins in the file, -1 where the file is compressed
-	header  int64  // where its headers begin, in the file as it is decoded
-	problem string // why it cannot be imported, "" if it can
+	key     string // of the sample: the name up to the first dot after the last slash
+	ext     string // the rest after that dot, in lower case and NFC
+	at      int64  // offset of the content in the file; -1 in a compressed tar
+	header  int64  // offset of the headers in the decoded tar
+	problem string // why it cannot be imported; "" if it can
 }
 
-// contentAt is where the content of the member begins whose header was read last, -1 if
-// the tar is compressed.
+// contentAt returns the offset of the current member's content; -1 if the tar is
+// compressed.
 func (t *tarReader) contentAt() int64 {
 	if t.packed {
 		return -1
@@ -185,17 +195,19 @@ func (t *tarReader) contentAt() int64 {
 	return t.in.n
 }
 
-// content reads the content of the member that next returned last.
+// content reads the content of the member that next has returned.
 func (t *tarReader) content(data []byte) error {
 	_, err := io.ReadFull(t, data)
 	return err
 }
 
-// next returns the next member that belongs to a sample. Folders, names without an
-// extension, hidden ones and those that begin with __ belong to none.
+// next returns the next member that belongs to a sample. Directories, names without an
+// extension, hidden names, and names that begin with __ belong to none.
 func (t *tarReader) next() (m tarMember, err error) {
 	for {
 		begin := wholeBlocks(t.dataEnd)
+		// Headers are compared with until before they are read. If no header begins
+		// exactly there, reading goes on, and the part that begins at until is not used.
 		if t.until > 0 && begin >= t.until {
 			if begin == t.until {
 				return tarMember{}, errReached
@@ -216,6 +228,8 @@ func (t *tarReader) next() (m tarMember, err error) {
 		}
 		m.size, m.at, m.header = h.Size, t.contentAt(), begin
 		switch {
+		// tar stores a file with several hard links once. The other members have no
+		// content.
 		case h.Typeflag == tar.TypeLink || h.Typeflag == tar.TypeSymlink:
 			m.problem = fmt.Sprintf("member %s is a link to %s, not a file; tar --hard-dereference --dereference "+
 				"stores files", Quoted(m.name), Quoted(h.Linkname))
@@ -226,8 +240,9 @@ func (t *tarReader) next() (m tarMember, err error) {
 	}
 }
 
-// memberNamed is a member by its name in a header. It is false of one that belongs to no
-// sample.
+// memberNamed returns the member for a name in a header. ok is false if the name belongs
+// to no sample. The key ends at the first dot of the last part, as in WebDataset: a.b.jpg
+// has the key a.
 func memberNamed(in string) (m tarMember, ok bool) {
 	name := strings.TrimPrefix(path.Clean(filepath.ToSlash(in)), "/")
 	dir, base := path.Split(name)
@@ -245,7 +260,7 @@ func memberNamed(in string) (m tarMember, ok bool) {
 	return m, true
 }
 
-// isSparse says whether a member holds more zeros than the tar does.
+// isSparse reports whether a member is sparse: it has more bytes than the tar stores.
 func isSparse(h *tar.Header) bool {
 	for name := range h.PAXRecords {
 		if strings.HasPrefix(name, "GNU.sparse.") {
@@ -255,12 +270,13 @@ func isSparse(h *tar.Header) bool {
 	return h.Typeflag == tar.TypeGNUSparse
 }
 
-// maxExtension bounds an extension, which becomes a column, in bytes.
+// maxExtension bounds an extension in bytes. It becomes the name of a column.
 const maxExtension = 100
 
-// isExtension says whether what follows the first dot of a member's name is fit to name a
-// column: words with dots between, of letters, digits, -, _ and +. A word begins with a
-// letter or _, so that v1.5.jpg is none, except the last one, which has a letter, as 3gp.
+// isExtension reports whether the part after the first dot can name a column: words of
+// letters, digits, -, _ and +, with dots between. A word begins with a letter or _, so
+// that v1.5.jpg is no extension. The last word may begin with a digit if it has a letter,
+// such as 3gp.
 func isExtension(ext string) bool {
 	words := strings.Split(ext, ".")
 	for i, word := range words {
@@ -268,7 +284,7 @@ func isExtension(ext string) bool {
 		letter := false
 		for _, r := range word {
 			switch {
-			case unicode.IsMark(r) && !first: // what is not composed, such as an accent
+			case unicode.IsMark(r) && !first: // a combining mark, such as an accent
 			case unicode.IsLetter(r) && r != unicode.ReplacementChar:
 				letter = true
 			case r == '_':
@@ -285,30 +301,32 @@ func isExtension(ext string) bool {
 	return len(ext) <= maxExtension
 }
 
-// undotted is a name with all dots but that of its extension replaced.
+// undotted returns a name with all dots replaced, except that of the extension.
 func undotted(name string) string {
 	dir, base := path.Split(name)
 	last := max(strings.LastIndexByte(base, '.'), 0)
 	return dir + strings.ReplaceAll(base[:last], ".", "_") + base[last:]
 }
 
-// tarBlock is the size of the blocks that a tar consists of.
+// tarBlock is the size of a tar's blocks. Headers are whole blocks, and contents are
+// padded to them.
 const tarBlock = 512
 
 // wholeBlocks rounds a number of bytes up to whole blocks.
 func wholeBlocks(bytes int64) int64 { return (bytes + tarBlock - 1) / tarBlock * tarBlock }
 
-// tarInput is what a tar is read from. It remembers what shows the end of a tar.
+// tarInput is the input of a tar. It records what shows the end of a tar.
 type tarInput struct {
 	r      io.Reader
-	again  []byte         // is read once more, before r
-	n      int64          // bytes read, or passed over
-	zeros  int64          // that what was read ends with
-	before int64          // zeros before the last block, if the last read was of one
-	last   [tarBlock]byte // that block
+	again  []byte         // bytes that are read again, before r
+	n      int64          // offset: bytes read or skipped
+	zeros  int64          // number of zeros at the end of what was read
+	before int64          // zeros before the last block, if the last read was one block
+	last   [tarBlock]byte // the last block
 	err    error          // of the last read
 }
 
+// Read implements io.Reader.
 func (t *tarInput) Read(p []byte) (int, error) {
 	if len(t.again) > 0 {
 		n := copy(p, t.again)
@@ -331,14 +349,16 @@ func (t *tarInput) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// seekableTar passes over what tar.Reader does not ask for.
+// seekableTar lets archive/tar skip content. It hides the Seeker as long as bytes are
+// read again.
 type seekableTar struct {
 	*tarInput
 	seek io.Seeker
 }
 
+// Seek implements io.Seeker.
 func (t *seekableTar) Seek(offset int64, whence int) (int64, error) {
-	if len(t.again) > 0 { // tar.Reader has read no header yet, and passes over nothing
+	if len(t.again) > 0 { // no header was read yet, so nothing is skipped
 		return 0, io.ErrNoProgress
 	}
 	n, err := t.seek.Seek(offset, whence)

@@ -15,20 +15,20 @@ import (
 	"bowstring/schema"
 )
 
-// TarIndex is whose index of a tar is written.
+// TarIndex is the format of an index of a tar.
 type TarIndex string
 
-// Indexes of tars that other tools read.
+// Formats of other tools.
 const (
-	// EnergonIndex is that of Megatron-Energon, NAME.tar.idx: where the first header of
-	// each sample begins, and where the last sample ends, as little-endian uint64.
+	// EnergonIndex is NAME.tar.idx of Megatron-Energon: the offset of each sample's first
+	// header, and the end of the last sample, as little-endian uint64.
 	EnergonIndex TarIndex = "energon"
-	// DALIIndex is that of DALI's wds2idx, version 1.2, NAME.idx: a line of text for each
-	// sample, with extension, offset, size and name of each of its members.
+	// DALIIndex is NAME.idx of DALI's wds2idx, version 1.2: a line of text for each
+	// sample, with extension, offset, size and name of each member.
 	DALIIndex TarIndex = "dali"
 )
 
-// Name is that of the index of a tar.
+// Name returns the name of the index of a tar. DALI drops everything after the first dot.
 func (k TarIndex) Name(tar string) string {
 	if k == EnergonIndex {
 		return tar + ".idx"
@@ -38,15 +38,16 @@ func (k TarIndex) Name(tar string) string {
 	return dir + stem + ".idx"
 }
 
-// indexedSample is the members of a tar that follow each other and have one key.
+// indexedSample is consecutive members with one key.
 type indexedSample struct {
 	header  int64
 	members []tarMember
 }
 
-// WriteIndex writes the index of a tar, by its name, for another tool. Headers are read,
-// and the bytes between are skipped. A tar that is compressed has no index; one that
-// breaks off is an error.
+// WriteIndex writes the index of a tar, by its name in f, to w. It reads only headers.
+//
+// The error wraps schema.ErrInvalid if the tar is compressed, has no sample, or has a
+// member that no sample may have. A truncated tar is an error as well.
 func (f *Files) WriteIndex(ctx context.Context, name string, kind TarIndex, w io.Writer) (err error) {
 	in, err := f.openParts(ctx, filepath.Join(f.root, filepath.FromSlash(name)), windowBytes)
 	if err != nil {
@@ -60,6 +61,8 @@ func (f *Files) WriteIndex(ctx context.Context, name string, kind TarIndex, w io
 	if t.packed {
 		return fmt.Errorf("%w: %s is compressed, and members of it have no place", schema.ErrInvalid, Quoted(name))
 	}
+	// All samples are collected before the first byte is written: DALI's first line has
+	// their number, and a truncated tar must leave no index that looks whole.
 	var samples []indexedSample
 	for {
 		m, err := t.next()
@@ -95,7 +98,7 @@ func (f *Files) WriteIndex(ctx context.Context, name string, kind TarIndex, w io
 	switch kind {
 	case EnergonIndex:
 		for _, s := range samples {
-			_, _ = out.Write(binary.LittleEndian.AppendUint64(nil, uint64(s.header))) // an error stays until Flush
+			_, _ = out.Write(binary.LittleEndian.AppendUint64(nil, uint64(s.header))) // bufio keeps an error until Flush
 		}
 		_, _ = out.Write(binary.LittleEndian.AppendUint64(nil, uint64(end)))
 	case DALIIndex:
@@ -108,8 +111,10 @@ func (f *Files) WriteIndex(ctx context.Context, name string, kind TarIndex, w io
 	return out.Flush()
 }
 
+// writeDALI writes an index of DALI. Its fields are separated by spaces, so that names
+// must not have any.
 func writeDALI(out *bufio.Writer, name string, samples []indexedSample) error {
-	_, _ = fmt.Fprintf(out, "v1.2 %d\n", len(samples)) // an error stays until Flush
+	_, _ = fmt.Fprintf(out, "v1.2 %d\n", len(samples)) // bufio keeps an error until Flush
 	for _, s := range samples {
 		for i, m := range s.members {
 			if strings.ContainsAny(m.name, " \t\r\n") {

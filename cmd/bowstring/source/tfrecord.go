@@ -24,11 +24,14 @@ import (
 )
 
 // tfRecords are files of TensorFlow's records. Each record is a tf.train.Example:
-// features by name, each a list of bytes, of floats or of integers. A record is its
-// length, the checksum of that, its bytes and their checksum; the checksums are CRC-32C,
-// masked. A file may be compressed as a whole by gzip.
+// features by name, each a list of bytes, of floats or of integers.
 //
-// No record says what the others hold, so all are read when the source is opened.
+// A record is its length (uint64), the checksum of the length, its bytes, and their
+// checksum. Numbers are little-endian, checksums are masked CRC-32C. A file may be
+// compressed as a whole by gzip.
+//
+// No record states what the others contain. All are therefore read when the source is
+// opened.
 type tfRecords struct {
 	about
 	opts     Options
@@ -42,17 +45,19 @@ type tfRecords struct {
 // tfShard is a file of records.
 type tfShard struct {
 	shard
-	unit *schema.Unit // the file, if it is compressed; of size 0 until it was read to its end
+	unit *schema.Unit // the file, if it is compressed; its Size is 0 until it was read to its end
 }
 
+// tfKind is the kind of a feature's list, by its field number in tf.train.Feature.
 type tfKind int
 
 const (
-	tfBytes tfKind = 1 + iota // as Feature numbers them
+	tfBytes tfKind = 1 + iota // numbers of the fields in Feature
 	tfFloats
 	tfInts
 )
 
+// String returns the name of the field.
 func (k tfKind) String() string {
 	switch k {
 	case tfBytes:
@@ -65,43 +70,44 @@ func (k tfKind) String() string {
 	return "an unknown list"
 }
 
-// tfFeature is what is known of a feature of all records.
+// tfFeature is what is known of a feature over all records.
 type tfFeature struct {
 	kind    tfKind
-	other   tfKind // that another record has, or 0
-	records int64  // that have a value of it
-	least   int    // values of those
+	other   tfKind // a second kind in another record, or 0
+	records int64  // records that have a value of it
+	least   int    // fewest and most values in one such record
 	most    int
-	binary  bool   // some value is no text
-	first   []byte // value, of bytes
+	binary  bool   // some value is not text
+	first   []byte // first value of bytes, at most sniffed bytes of it
 }
 
 // tfColumn is a column that a feature becomes.
 type tfColumn struct {
 	feature string
-	element int  // of the feature's values; -1 if all of them are in one cell
-	last    bool // of those that Options.Spread asks for
+	element int  // index of the value; -1 if all values are in one cell
+	last    bool // last of the columns of Options.Spread
 	blob    bool
 }
 
-// tfValues are the values of a feature in a record.
+// tfValues are the values of a feature in one record.
 type tfValues struct {
 	kind    tfKind
-	parts   []span // of bytes, and their offsets in the record
+	parts   []span // values of bytes, as offsets in the record
 	numbers []any  // int64 or float32
 }
 
-// span is a part of a record.
+// span is a range of bytes of a record.
 type span struct{ at, size int }
 
-// maxValues bounds the values of bytes of a feature in a record.
+// maxValues bounds the values of bytes of a feature in one record.
 const maxValues = 1 << 16
 
+// detectTFRecord reports whether the layout has files of records.
 func (l *layout) detectTFRecord() bool {
 	return l.any(func(name string) bool { return isTFRecord(filepath.Base(name)) })
 }
 
-// isTFRecord says whether a file holds records, by its name: x.tfrecord, x.tfrecords.gz,
+// isTFRecord reports whether a file has records, by its name: x.tfrecord, x.tfrecords.gz,
 // x.tfrecord-00000-of-00010.
 func isTFRecord(name string) bool {
 	for part := range strings.SplitSeq(strings.ToLower(name), ".") {
@@ -113,6 +119,8 @@ func isTFRecord(name string) bool {
 	return false
 }
 
+// openTFRecords opens the files. If the rows of all are known from the previous snapshot,
+// it reads none.
 func openTFRecords(ctx context.Context, path string, opts Options) (Source, error) {
 	all, err := opts.files.findShards(path, opts, isTFRecord)
 	if err != nil {
@@ -134,6 +142,7 @@ func openTFRecords(ctx context.Context, path string, opts Options) (Source, erro
 		known += sh.known
 		s.shards = append(s.shards, tfShard{shard: sh})
 	}
+	// Each file is read twice: for its features, and for its samples.
 	if err := s.begin(opts, s.place.estimateWhole(s.paths(), 2)); err != nil {
 		return nil, err
 	}
@@ -144,11 +153,12 @@ func openTFRecords(ctx context.Context, path string, opts Options) (Source, erro
 	return s, s.makeColumns()
 }
 
-// tfKey is that of a record, by its number.
+// tfKey returns the key of a record, by its number in the file.
 func tfKey(sh *shard, n int64) string { return fmt.Sprintf("%s#%d", sh.rel, n) }
 
-// survey reads all records for their features. Errors in a file or a record occur again,
-// and are reported, when the samples are read.
+// survey reads all records for their features. Errors of a file or a record are ignored
+// here, because they occur again when the samples are read. They are returned only if no
+// record can be read at all.
 func (s *tfRecords) survey(ctx context.Context) error {
 	defer s.place.readTwice(s.paths())()
 	in := s.place.inOrder(ctx, s.paths())
@@ -187,6 +197,7 @@ func (s *tfRecords) survey(ctx context.Context) error {
 		return fmt.Errorf("%w: no record can be read: %w", schema.ErrInvalid,
 			errors.Join(append(firsts, errors.New("none has a feature"))...))
 	}
+	// A feature that some record lacks has 0 values there.
 	for _, f := range s.features {
 		if f.records < s.rows {
 			f.least = 0
@@ -195,7 +206,7 @@ func (s *tfRecords) survey(ctx context.Context) error {
 	return nil
 }
 
-// observe notes the features of a record.
+// observe records the features of a record.
 func (s *tfRecords) observe(record []byte) error {
 	values, err := parseExample(record)
 	if err != nil {
@@ -231,17 +242,20 @@ func (s *tfRecords) observe(record []byte) error {
 	return nil
 }
 
-// sniffed is how much of a value is kept to see what it holds.
+// sniffed is how many bytes of a value are kept to recognise its media.
 const sniffed = 1 << 20
 
-// isPlainText says whether bytes are text as people write it.
+// isPlainText reports whether bytes are text: valid UTF-8 without control characters, and
+// short enough for metadata. TensorFlow has no type for text.
 func isPlainText(b []byte) bool {
 	return len(b) <= maxText && utf8.Valid(b) && !slices.ContainsFunc(b, func(c byte) bool {
 		return c < ' ' && c != '\t' && c != '\n' && c != '\r' || c == 0x7f
 	})
 }
 
-// makeColumns decides what each feature becomes.
+// makeColumns decides what each feature becomes: bytes that are text and numbers become
+// metadata, other bytes blobs. A feature with several values in some record becomes a
+// list.
 func (s *tfRecords) makeColumns() error {
 	var names []string // of the columns
 	var fields []arrow.Field
@@ -251,6 +265,7 @@ func (s *tfRecords) makeColumns() error {
 		if !s.opts.choice.wants(name, freeName(name, nil)) {
 			continue
 		}
+		// TensorFlow allows another kind in each record. A column has one type.
 		if f.other != 0 {
 			return fmt.Errorf("%w: feature %s is %s in one record and %s in another; --leave-out leaves it out",
 				schema.ErrInvalid, Quoted(name), f.kind, f.other)
@@ -308,14 +323,15 @@ func (s *tfRecords) makeColumns() error {
 	return nil
 }
 
-// namedColumn is a column before it has a name that is free.
+// namedColumn is a column with its name before freeNames.
 type namedColumn struct {
 	tfColumn
 	name string
 }
 
-// blobColumns are those that a feature of blobs becomes: one, or one for each of its
-// values.
+// blobColumns returns the columns for a feature of blobs: one, or one for each value. A
+// row has one blob in a column, so the number of values must be the same in all records,
+// or be given by Options.Spread.
 func (f *tfFeature) blobColumns(name string, n int, asked bool) ([]namedColumn, error) {
 	if !asked {
 		n = f.most
@@ -336,9 +352,10 @@ func (f *tfFeature) blobColumns(name string, n int, asked bool) ([]namedColumn, 
 	return columns, nil
 }
 
+// Fields implements Source.
 func (s *tfRecords) Fields() (meta, blobs []arrow.Field) { return s.meta, s.blobs }
 
-// Samples names a sample by its file and its number there.
+// Samples implements Source. The key of a sample is its file and number.
 func (s *tfRecords) Samples(ctx context.Context) iter.Seq2[Sample, error] {
 	return func(yield func(Sample, error) bool) {
 		in := s.place.inOrder(ctx, s.paths())
@@ -363,7 +380,7 @@ func (s *tfRecords) Samples(ctx context.Context) iter.Seq2[Sample, error] {
 	}
 }
 
-// paths are those of the files that are read.
+// paths returns the paths of the files that are read.
 func (s *tfRecords) paths() (all []string) {
 	for _, sh := range s.shards {
 		if sh.shard.read() {
@@ -373,8 +390,8 @@ func (s *tfRecords) paths() (all []string) {
 	return all
 }
 
-// sample makes a sample of a record, whose bytes begin at a byte of the file, or of what
-// that is decoded.
+// sample makes the sample of a record whose bytes begin at an offset of the decoded file.
+// err is what is wrong with the record.
 func (s *tfRecords) sample(sh *tfShard, n, at int64, buf []byte, err error) Sample {
 	out := Sample{Key: tfKey(&sh.shard, n), Split: sh.split, Size: int64(len(buf)),
 		Release: func() { buffers.put(buf) }}
@@ -411,7 +428,7 @@ func (s *tfRecords) sample(sh *tfShard, n, at int64, buf []byte, err error) Samp
 	return out
 }
 
-// cell returns the value of a column of metadata.
+// cell returns the value of a metadata column.
 func (v tfValues) cell(c tfColumn, record []byte) any {
 	all := v.numbers
 	for _, p := range v.parts {
@@ -426,7 +443,7 @@ func (v tfValues) cell(c tfColumn, record []byte) any {
 	return nil
 }
 
-// extent is the place of bytes of the records of a file.
+// extent returns the extent of bytes of a file's records.
 func (s *tfShard) extent(files *Files, at, size int64) Extent {
 	file := files.name(s.path)
 	if s.unit == nil {
@@ -435,12 +452,15 @@ func (s *tfShard) extent(files *Files, at, size int64) Extent {
 	return inUnit(file, s.unit, at, size)
 }
 
-// errNoRecord is what stands where a record should.
+// errNoRecord means that no record begins where one should.
 var errNoRecord = errors.New("no record of TensorFlow")
 
-// read hands each record of a file to visit: its number, where its bytes begin, and
-// these, in a buffer that then is visit's; or what is wrong with it. It returns what is
-// wrong with the file, or the error of visit.
+// read passes each record of a file to visit: its number, the offset of its bytes, and
+// the bytes, or what is wrong with it. visit owns the buffer. The error is about the
+// file, or that of visit.
+//
+// A wrong checksum of the bytes makes one bad record. A wrong checksum of the length ends
+// the file, because the next record cannot be found.
 func (s *tfRecords) read(ctx context.Context, from sequence, sh *tfShard,
 	visit func(i, at int64, buf []byte, err error) error) error {
 	f, err := from.open(sh.path)
@@ -451,6 +471,8 @@ func (s *tfRecords) read(ctx context.Context, from sequence, sh *tfShard,
 	in := bufio.NewReaderSize(f, 64<<10)
 	var r io.Reader = in
 	packed := false
+	// The checksum of the first length decides: a length may begin with the magic of a
+	// compression.
 	if head, _ := in.Peek(12); len(head) == 12 && !isRecordHead(head) {
 		switch algorithm := compressionOf(in); {
 		case algorithm == "gz":
@@ -477,7 +499,7 @@ func (s *tfRecords) read(ctx context.Context, from sequence, sh *tfShard,
 		var head [12]byte
 		switch n, err := io.ReadFull(r, head[:]); {
 		case errors.Is(err, io.EOF):
-			if packed && sh.unit.Size == 0 { // which is then not changed, as samples have it
+			if packed && sh.unit.Size == 0 { // afterwards it does not change, because samples refer to it
 				sh.unit.Size = at
 			}
 			return nil
@@ -516,26 +538,33 @@ func (s *tfRecords) read(ctx context.Context, from sequence, sh *tfShard,
 	}
 }
 
-// isRecordHead says whether bytes are a length and its checksum.
+// isRecordHead reports whether 12 bytes are a length and its checksum.
 func isRecordHead(head []byte) bool {
 	return maskedCRC(head[:8]) == binary.LittleEndian.Uint32(head[8:])
 }
 
+// castagnoli is the polynomial of CRC-32C.
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
-// maskedCRC is the checksum that records have.
+// maskedCRC returns the checksum of the format: CRC-32C, rotated right by 15 bits, plus a
+// constant. TensorFlow masks it because a CRC of data that contains CRCs is weak.
 func maskedCRC(b []byte) uint32 {
 	sum := crc32.Checksum(b, castagnoli)
 	return (sum>>15 | sum<<17) + 0xa282ead8
 }
 
+// Errors for records that are protocol buffers of another type.
 var (
 	errNoExample = errors.New("it is no tf.train.Example")
 	errSequence  = errors.New("it is a tf.train.SequenceExample, whose lists of features have no place in a row; " +
 		"write each step, or each sequence as a list, as a tf.train.Example")
 )
 
-// parseExample reads a record. The result is a slice of it.
+// parseExample parses a record. The values are offsets in it. A generated decoder would
+// copy each value, and not report its offset.
+//
+// Example has the field 1, features; Features has the field 1, a map from names to
+// Feature. A SequenceExample has a field 2 in addition.
 func parseExample(record []byte) (map[string]tfValues, error) {
 	values := map[string]tfValues{}
 	err := eachField(record, 0, func(num protowire.Number, typ protowire.Type, at int, b []byte, _ uint64) error {
@@ -563,8 +592,8 @@ func parseExample(record []byte) (map[string]tfValues, error) {
 	return values, err
 }
 
-// parseFeature reads an entry of the map of features, which begins at a byte of the
-// record.
+// parseFeature parses an entry of the map of features, which begins at an offset of the
+// record: field 1 is the name, field 2 the Feature, a oneof of three lists.
 func parseFeature(entry []byte, begin int) (name string, v tfValues, err error) {
 	err = eachField(entry, begin, func(num protowire.Number, typ protowire.Type, at int, b []byte, _ uint64) error {
 		switch {
@@ -582,7 +611,7 @@ func parseFeature(entry []byte, begin int) (name string, v tfValues, err error) 
 			if num < 1 || num > 3 || typ != protowire.BytesType {
 				return errNoExample
 			}
-			if kind := tfKind(num); v.kind != kind { // of several, the last counts
+			if kind := tfKind(num); v.kind != kind { // of several in a oneof, the last counts
 				v = tfValues{kind: kind}
 			}
 			return v.parse(b, at)
@@ -591,7 +620,8 @@ func parseFeature(entry []byte, begin int) (name string, v tfValues, err error) 
 	return name, v, err
 }
 
-// parse reads a list of values.
+// parse parses a list of values, field 1. Numbers may be packed in one field, or repeated
+// one by one: parsers must accept both.
 func (v *tfValues) parse(list []byte, begin int) error {
 	if v.kind != tfBytes && len(list) > maxText {
 		return fmt.Errorf("its numbers have %d bytes, more than the %d that metadata may have", len(list), maxText)
@@ -629,8 +659,9 @@ func (v *tfValues) parse(list []byte, begin int) error {
 	})
 }
 
-// eachField calls f for the fields of a message that begins at a byte of the record: with
-// the bytes of one that has them, and where these begin, or with the number of another.
+// eachField calls f for each field of a message that begins at an offset of the record. A
+// length-delimited field comes with its bytes and their offset, any other with its
+// number.
 func eachField(message []byte, begin int, f func(num protowire.Number, typ protowire.Type, at int, b []byte,
 	n uint64) error) error {
 	for rest := message; len(rest) > 0; {

@@ -12,17 +12,18 @@ import (
 	"bowstring/schema"
 )
 
-// Numbers are the values of a list of integers, as bytes in little-endian order. A list
-// of thousands of token ids is no list of thousands of Go values.
+// Numbers are the values of a list of integers, as little-endian bytes. A list of
+// thousands of token ids as []any would box each value.
 type Numbers []byte
 
-// countColumn is the column that has the number of tokens of each sample.
+// countColumn is the column with the number of tokens of each sample. Samplers by length
+// use it.
 const countColumn = "n_tokens"
 
-// tokenColumn is the column of token ids, where the source has no name for it.
+// tokenColumn is the column of token ids if the source has no name for it.
 const tokenColumn = "tokens"
 
-// tokenTypes are the types of token ids, by name.
+// tokenTypes are the types of token ids by name.
 var tokenTypes = map[string]arrow.FixedWidthDataType{
 	"int8": arrow.PrimitiveTypes.Int8.(*arrow.Int8Type), "uint8": arrow.PrimitiveTypes.Uint8.(*arrow.Uint8Type),
 	"int16": arrow.PrimitiveTypes.Int16.(*arrow.Int16Type), "uint16": arrow.PrimitiveTypes.Uint16.(*arrow.Uint16Type),
@@ -30,7 +31,7 @@ var tokenTypes = map[string]arrow.FixedWidthDataType{
 	"int64": arrow.PrimitiveTypes.Int64.(*arrow.Int64Type), "uint64": arrow.PrimitiveTypes.Uint64.(*arrow.Uint64Type),
 }
 
-// numbers decodes bytes that are integers of a type.
+// numbers returns a decoder for bytes that are integers of type t.
 func numbers(t arrow.FixedWidthDataType) func(b []byte) (any, error) {
 	return func(b []byte) (any, error) {
 		if len(b)%t.Bytes() != 0 {
@@ -71,7 +72,7 @@ func appendNumbers(values array.Builder, b Numbers) error {
 	return nil
 }
 
-// appendFixedNumbers appends a list of fixed size.
+// appendFixedNumbers appends a list of fixed size. Another number of values is an error.
 func appendFixedNumbers(b *array.FixedSizeListBuilder, v Numbers) error {
 	before := b.ValueBuilder().Len()
 	b.Append(true)
@@ -84,6 +85,7 @@ func appendFixedNumbers(b *array.FixedSizeListBuilder, v Numbers) error {
 	return nil
 }
 
+// appendEach appends the values in b, each of size bytes. It reserves room once.
 func appendEach[T any](reserve func(int), add func(T), b []byte, size int, read func([]byte) T) {
 	reserve(len(b) / size)
 	for ; len(b) >= size; b = b[size:] {
@@ -91,7 +93,9 @@ func appendEach[T any](reserve func(int), add func(T), b []byte, size int, read 
 	}
 }
 
-// addTokenCount adds the number of tokens of each sample, which are in a column of lists.
+// addTokenCount adds a column with the length of the lists in the column that
+// ReadOptions.Count names. The error wraps schema.ErrInvalid if that is no column of
+// lists.
 func (r *Reader) addTokenCount(own []arrow.Field) error {
 	name := r.opts.Count
 	at := slices.IndexFunc(own, func(f arrow.Field) bool { return f.Name == name })
@@ -109,6 +113,8 @@ func (r *Reader) addTokenCount(own []arrow.Field) error {
 	if !r.adds(own, countColumn) {
 		return nil
 	}
+	// Numbers are bytes, so their count needs the size of a value. []any and cells have a
+	// length.
 	size := 1
 	if t := tokenTypes[list.Elem().Name()]; t != nil {
 		size = t.Bytes()
@@ -131,10 +137,10 @@ func (r *Reader) addTokenCount(own []arrow.Field) error {
 	return nil
 }
 
-// tokensKey is the metadata of a field of blobs that are token ids, and says their type.
+// tokensKey is the metadata key of a blob field with token ids; its value is their type.
 const tokensKey = "bowstring.tokens"
 
-// tokenBlobField is the field of blobs that are token ids of a type, in little-endian
+// tokenBlobField returns the field of blobs with token ids of type t, in little-endian
 // order.
 func tokenBlobField(name string, t arrow.DataType) arrow.Field {
 	f := schema.BlobField(name, "", false)
@@ -142,15 +148,15 @@ func tokenBlobField(name string, t arrow.DataType) arrow.Field {
 	return f
 }
 
-// asTokens has columns of bytes that Options.Tokens names become lists, and notes which
-// of these there are.
+// asTokens turns columns of bytes that Options.Tokens names into lists, and records which
+// of them exist.
 type asTokens struct {
 	types map[string]string
 	found map[string]bool
 }
 
-// decoder is that of a column of bytes that holds token ids; nil types where it holds
-// none.
+// decoder returns the type and decoder for a column of bytes with token ids; nil if the
+// column is not named.
 func (a *asTokens) decoder(name string) (arrow.DataType, func([]byte) (any, error), error) {
 	named, ok := a.types[name]
 	if !ok {
@@ -168,7 +174,7 @@ func (a *asTokens) decoder(name string) (arrow.DataType, func([]byte) (any, erro
 	return arrow.ListOf(t), numbers(t), nil
 }
 
-// check finds names that no column of bytes has.
+// check returns an error for a name that no column of bytes has.
 func (a *asTokens) check() error {
 	for _, name := range slices.Sorted(maps.Keys(a.types)) {
 		if !a.found[name] {
@@ -178,8 +184,8 @@ func (a *asTokens) check() error {
 	return nil
 }
 
-// listBytes is what lists of numbers among the values of a sample take, in the batch that
-// they go into.
+// listBytes returns the size in the batch of the lists of numbers among a sample's
+// values.
 func listBytes(meta []any) (n int64) {
 	for _, v := range meta {
 		switch v := v.(type) {

@@ -20,13 +20,13 @@ import (
 )
 
 const (
-	// maxText bounds a value that becomes metadata, in bytes.
+	// maxText bounds a value that becomes metadata, in bytes. Metadata is stored in
+	// pages, which are read whole.
 	maxText = 16 << 20
 )
 
-// webDataset is a set of tars whose consecutive members with the same name up to the
-// first dot behind the last slash make a sample, the rest of the name saying what each
-// is:
+// webDataset is a set of tars. Consecutive members with the same name up to the first dot
+// after the last slash are a sample. The rest of the name says what each is:
 //
 //	jpg, png and other images      blob column image, also of members mask.png: mask
 //	wav, flac and other audio      blob column audio
@@ -36,12 +36,13 @@ const (
 //	note.txt, count.cls, info.json a column note or count, columns info_KEY or info
 //	anything else                  a blob column of that name
 //
-// A key whose members are apart is a bad sample, wherever they are: read as they come,
-// they would be samples that lack what the others have. So is one with a member whose
-// name does not show where its key ends; see isExtension and survey.refused.
+// A key whose members do not follow each other is a bad sample, wherever they are. Read
+// as they come, they would be several samples, each without what the others have. A key
+// with a member whose name does not show where the key ends is a bad sample as well; see
+// isExtension and survey.refused.
 //
-// Columns and their types depend on all members, so the tars are read twice, the
-// first time only as far as that takes. Which keys were met is kept in memory.
+// Columns and their types depend on all members. The tars are therefore read twice, the
+// first time only as far as that needs. All keys are kept in memory.
 type webDataset struct {
 	about
 	shards []shard
@@ -52,38 +53,40 @@ type webDataset struct {
 	members map[string]member // by extension
 	json    map[jsonKey]*inferred
 	jsonAt  map[jsonKey]int      // metadata column
-	label   bool                 // there are cls members, so each sample must have one
+	label   bool                 // some sample has a cls member, so each must have one
 	pathAt  int                  // metadata column of the name of the first blob's member, or -1
-	refused map[string]string    // extensions that become no column, and why
-	keys    map[string]*foundKey // of all samples
-	kept    *keptTars            // headers that were read for the columns, where tars are walked
-	run     int32                // how often the samples were read
+	refused map[string]string    // extensions that become no column, with the reason
+	keys    map[string]*foundKey // keys of all samples
+	kept    *keptTars            // headers of the first pass, if the tars are walked
+	run     int32                // number of times that the samples were read
 }
 
-// member says what becomes of the members with an extension.
+// member is what becomes of the members with an extension.
 type member struct {
 	kind   memberKind
 	column int
 }
 
+// memberKind is what a member's content becomes.
 type memberKind int
 
 const (
-	memberLeft memberKind = iota // out: it is not read
+	memberLeft memberKind = iota // left out: not read
 	memberBlob
 	memberInt
 	memberText
 	memberJSON
 )
 
+// The endings that WebDataset's default decoders take for numbers, texts and JSON.
 var (
 	intExtensions  = []string{"cls", "cls2", "index", "inx"}
 	textExtensions = []string{"txt", "text", "caption", "transcript"}
 	jsonExtensions = []string{"json", "jsn"}
 )
 
-// kindOf finds by the last word of an extension what members with it hold, and by the
-// words before, what they name.
+// kindOf returns what members with an extension contain, by its last word, and the name
+// of their column, by the words before.
 func kindOf(ext string) (kind memberKind, words string) {
 	words = strings.ReplaceAll(firstWords(ext), ".", "_")
 	switch last := ext[strings.LastIndexByte(ext, '.')+1:]; {
@@ -97,6 +100,8 @@ func kindOf(ext string) (kind memberKind, words string) {
 	return memberBlob, words
 }
 
+// openWebDataset opens the tars. If the rows of all are known from the previous snapshot,
+// it reads none.
 func openWebDataset(ctx context.Context, pattern string, opts Options) (Source, error) {
 	all, err := opts.files.findTars(ctx, pattern, opts)
 	if err != nil {
@@ -116,7 +121,7 @@ func openWebDataset(ctx context.Context, pattern string, opts Options) (Source, 
 		}
 	}
 	err = s.survey(ctx)
-	if errors.Is(err, errKnownAlso) { // which of them are bad is known when all were met
+	if errors.Is(err, errKnownAlso) { // only all members show which samples are bad
 		forget(s.shards)
 		err = s.survey(ctx)
 	}
@@ -126,7 +131,7 @@ func openWebDataset(ctx context.Context, pattern string, opts Options) (Source, 
 	return s, nil
 }
 
-// errKnownAlso is why no shard can be left unread.
+// errKnownAlso means that shards with known rows must be read as well.
 var errKnownAlso = errors.New("what the samples are depends on shards that were not read")
 
 // survey reads the tars for the columns of their samples.
@@ -141,7 +146,8 @@ func (s *webDataset) survey(ctx context.Context) error {
 	}
 	from := newFeed(ctx, s.place, s.shards, s.walked, func(m tarMember) bool {
 		kind, _ := kindOf(m.ext)
-		// A small member comes with its header, and is used when samples are made.
+		// A small member comes with its header at no cost, and is used in the second
+		// pass.
 		return kind == memberJSON || s.walked && kind != memberBlob && m.size <= windowBytes
 	})
 	defer from.close()
@@ -169,6 +175,8 @@ func (s *webDataset) survey(ctx context.Context) error {
 	if found.samples == 0 {
 		return fmt.Errorf("%w: the tars hold no samples: members named KEY.EXTENSION", schema.ErrInvalid)
 	}
+	// The rows of unread shards must fit what was read: with labels all samples need one,
+	// and no key may occur in both.
 	if slices.ContainsFunc(s.shards, func(sh shard) bool { return sh.known > 0 }) {
 		if !found.extensions["cls"] && s.place.kept.Schema().HasField("label") {
 			return errKnownAlso // a sample without one is bad
@@ -184,7 +192,8 @@ func (s *webDataset) survey(ctx context.Context) error {
 	return s.makeColumns(found)
 }
 
-// makeColumns decides on the columns: label first, then text and numbers, then JSON keys.
+// makeColumns decides on the columns: label first, then texts and numbers, then the keys
+// of JSON. It depends on the set of extensions only, not on the order of members.
 func (s *webDataset) makeColumns(found *survey) error {
 	s.members, s.jsonAt = map[string]member{}, map[jsonKey]int{}
 	blobAt := map[string]int{}
@@ -253,13 +262,15 @@ func (s *webDataset) makeColumns(found *survey) error {
 		}
 		s.jsonAt[k] = addMeta(arrow.Field{Name: names[i], Type: s.json[k].dataType(), Nullable: true})
 	}
+	// With a single blob column, a sample without it is bad. With several, each may be
+	// null.
 	if len(s.blobs) == 1 {
 		s.blobs[0].Nullable = false
 	}
 	return nil
 }
 
-// addMember adds the column of members that hold a number or a text.
+// addMember adds the column of members with a number or a text.
 func (s *webDataset) addMember(ext, name string, add func(arrow.Field) int) {
 	if !s.choice.wants(name, ext) {
 		s.members[ext] = member{kind: memberLeft}
@@ -273,7 +284,8 @@ func (s *webDataset) addMember(ext, name string, add func(arrow.Field) int) {
 	s.members[ext] = member{kind, add(f)}
 }
 
-// blobName returns the column of members with an extension, and its media.
+// blobName returns the column of members with an extension, and its media. If samples
+// have several images, such as jpg and png, each extension becomes a column of its own.
 func blobName(ext string, manyImages bool) (name, media string) {
 	prefix, last := "", ext
 	if i := strings.LastIndexByte(ext, '.'); i >= 0 {
@@ -296,8 +308,10 @@ func blobName(ext string, manyImages bool) (name, media string) {
 		intExtensions, textExtensions, jsonExtensions)), media
 }
 
+// Fields implements Source.
 func (s *webDataset) Fields() (meta, blobs []arrow.Field) { return s.meta, s.blobs }
 
+// Samples implements Source.
 func (s *webDataset) Samples(ctx context.Context) iter.Seq2[Sample, error] {
 	return func(yield func(Sample, error) bool) {
 		s.run++
@@ -339,16 +353,17 @@ func (s *webDataset) Samples(ctx context.Context) iter.Seq2[Sample, error] {
 	}
 }
 
+// detectWebDataset reports whether the layout has tars.
 func (l *layout) detectWebDataset() bool { return l.any(isTarName) }
 
-// jsonKey names a value of JSON members: a key of the objects that members with an
-// extension hold, or the whole of those that hold something else.
+// jsonKey identifies a value of JSON members: a key of the objects that members with an
+// extension have, or, with whole, a value that is not an object.
 type jsonKey struct {
 	ext, key string
 	whole    bool
 }
 
-// column is what the column of the values would be called.
+// column returns the name that the column of the values should have.
 func (k jsonKey) column() string {
 	_, words := kindOf(k.ext)
 	switch {
@@ -360,6 +375,7 @@ func (k jsonKey) column() string {
 	return k.key
 }
 
+// compare orders columns: plain extensions first, and a whole value before keys.
 func (k jsonKey) compare(other jsonKey) int {
 	whole := func(k jsonKey) int {
 		if k.whole {
@@ -371,8 +387,8 @@ func (k jsonKey) compare(other jsonKey) int {
 		whole(k)-whole(other), cmp.Compare(k.key, other.key))
 }
 
-// parseJSONMember reads a member that holds JSON: the keys of an object as parseObject
-// has them, or a list, a text, a number or a truth value as one. null holds nothing.
+// parseJSONMember parses a JSON member: the keys of an object as parseObject returns
+// them, or any other value as one. null has no value.
 func parseJSONMember(ext, text string) (map[jsonKey]written, error) {
 	values := map[jsonKey]written{}
 	p := jsonParser{in: text}
@@ -393,47 +409,50 @@ func parseJSONMember(ext, text string) (map[jsonKey]written, error) {
 	return values, nil
 }
 
-// maxExtensions bounds the different extensions, which would each be a column.
+// maxExtensions bounds the different extensions, each of which would be a column.
 const maxExtensions = 1000
 
-// survey is what a first reading of tars found.
+// survey is what the first pass over the tars has found. One goroutine uses it.
 type survey struct {
 	shards     []shard
 	choice     *choice
 	samples    int64
 	extensions map[string]bool
-	prefixes   map[string]*surveyed // what comes before the last dot of an extension
-	manyImages bool                 // some sample has members jpg and png, say
+	prefixes   map[string]*surveyed // what precedes the last dot of an extension
+	manyImages bool                 // some sample has several images, such as jpg and png
 	json       map[jsonKey]*inferred
 
 	keys map[string]*foundKey // by split and key
-	sets map[string]string    // of extensions, each held once
+	sets map[string]string    // sets of extensions, each stored once
 }
 
-// surveyed is what was found of the first words of extensions.
+// surveyed is what was found about the first words of extensions.
 type surveyed struct {
-	samples  int64 // that have a member with them
-	hasPlain bool  // some sample also has a member with one word as its extension: its key ends there for certain
+	samples  int64 // samples that have a member with them
+	hasPlain bool  // some sample also has a member with a one-word extension, so that its key certainly ends there
 }
 
-// foundKey has the places of the members of a key.
+// foundKey is where the members of a key are. There is one for each sample, so it is
+// small.
 type foundKey struct {
-	shard int32  // the first
-	run   int32  // the last reading that met it
+	shard int32  // first shard
+	run   int32  // last pass that met it
 	set   string // extensions of its members
-	apart string // how its members are apart, "" if they do not
+	apart string // how its members are apart; "" if they are not
 }
 
-// group is a run of members with one key and different extensions: a sample, if there is
-// no other of that key.
+// group is consecutive members with one key and distinct extensions. It is a sample if no
+// other group has that key.
 type group struct {
 	key string
 	has map[string]bool // extensions
 }
 
-// takes says whether a member belongs to the group.
+// takes reports whether a member belongs to the group. A repeated extension begins
+// another group: it is a second sample with the same key.
 func (g *group) takes(m tarMember) bool { return g.has != nil && g.key == m.key && !g.has[m.ext] }
 
+// newSurvey returns an empty survey of shards.
 func newSurvey(shards []shard, choice *choice) *survey {
 	return &survey{shards: shards, choice: choice, extensions: map[string]bool{},
 		prefixes: map[string]*surveyed{}, json: map[jsonKey]*inferred{}, keys: map[string]*foundKey{}, sets: map[string]string{}}
@@ -457,7 +476,7 @@ func (f *survey) read(ctx context.Context, n int, from *feedShard) error {
 		}
 		g.has[m.ext] = true
 		var err error
-		if kind, _ := kindOf(m.ext); kind == memberJSON && m.data != nil && m.err == nil { // else the next member shows it as well
+		if kind, _ := kindOf(m.ext); kind == memberJSON && m.data != nil && m.err == nil { // otherwise reading failed, and the next member fails as well
 			err = f.readJSON(m.ext, m.data)
 		}
 		if from.taken(m); err != nil {
@@ -465,7 +484,7 @@ func (f *survey) read(ctx context.Context, n int, from *feedShard) error {
 		}
 	}
 	exts := f.note(g)
-	if errors.Is(from.end, io.EOF) || errors.Is(from.end, errJunk) { // what breaks off is not read
+	if errors.Is(from.end, io.EOF) || errors.Is(from.end, errJunk) { // a group that the tar breaks off may lack members
 		f.place(n, g, exts)
 	}
 	if ctx.Err() != nil {
@@ -474,6 +493,8 @@ func (f *survey) read(ctx context.Context, n int, from *feedShard) error {
 	return nil
 }
 
+// readJSON records the types of a JSON member's values. An invalid member makes its
+// sample bad later.
 func (f *survey) readJSON(ext string, data []byte) error {
 	values, _ := parseJSONMember(ext, string(data)) // what is wrong with it, its sample says
 	for k, v := range values {
@@ -492,7 +513,7 @@ func (f *survey) readJSON(ext string, data []byte) error {
 	return nil
 }
 
-// note notes the extensions of a group whose members are all known, and returns them.
+// note records the extensions of a complete group, and returns them.
 func (f *survey) note(g group) []string {
 	if g.has == nil {
 		return nil
@@ -501,7 +522,7 @@ func (f *survey) note(g group) []string {
 	exts := slices.Sorted(maps.Keys(g.has))
 	plain := slices.ContainsFunc(exts, func(ext string) bool { return firstWords(ext) == "" })
 	images, last := 0, ""
-	for _, ext := range exts { // sorted, so that those that begin alike are next to each other
+	for _, ext := range exts { // sorted, so that extensions with equal first words are neighbours
 		f.extensions[ext] = true
 		if slices.Contains(imageExtensions, ext) {
 			images++
@@ -523,10 +544,10 @@ func (f *survey) note(g group) []string {
 	return exts
 }
 
-// firstWords is what comes before the last dot of an extension.
+// firstWords returns what precedes the last dot of an extension.
 func firstWords(ext string) string { return ext[:max(strings.LastIndexByte(ext, '.'), 0)] }
 
-// place records the place of a group, and whether its key was met before.
+// place records where a group is, and whether its key occurred before.
 func (f *survey) place(n int, g group, exts []string) {
 	if g.has == nil {
 		return
@@ -544,6 +565,8 @@ func (f *survey) place(n int, g group, exts []string) {
 	key := sampleKey(sh, g.key)
 	first, ok := f.keys[key]
 	switch {
+	// The same set of extensions twice is a duplicate, which Samples reports. Different
+	// sets are parts of one sample.
 	case !ok:
 		f.keys[key] = &foundKey{shard: int32(n), set: set}
 	case first.apart == "" && first.set != set:
@@ -553,13 +576,14 @@ func (f *survey) place(n int, g group, exts []string) {
 	}
 }
 
-// sampleKey names a sample.
+// sampleKey returns the key of a sample. It contains the split, but not the name of the
+// tar: samples may be moved to other shards.
 func sampleKey(sh shard, key string) string { return path.Join(sh.split, key) }
 
-// refused says of extensions why their members cannot be imported. Words before the last
-// dot of an extension may be the end of a key, as in john.smith.jpg: they are taken for a
-// column's name only where several samples have it, or one has it beside a plain
-// extension.
+// refused returns the extensions whose members cannot be imported, with the reason. Words
+// before the last dot may be the end of a key, as in john.smith.jpg. They are taken for
+// the name of a column only if several samples have them, or one sample has them in
+// addition to a plain extension.
 func (f *survey) refused() map[string]string {
 	out := map[string]string{}
 	for ext := range f.extensions {
@@ -572,7 +596,8 @@ func (f *survey) refused() map[string]string {
 	return out
 }
 
-// checkExtensions bounds the columns.
+// checkExtensions returns an error if there are too many extensions. Dots in keys are the
+// usual cause.
 func (f *survey) checkExtensions() error {
 	if n := len(f.extensions); n > maxExtensions {
 		return fmt.Errorf("%w: the members have more than %d different extensions, which would each be a column, "+
@@ -584,21 +609,24 @@ func (f *survey) checkExtensions() error {
 	return nil
 }
 
-// tarSamples groups the members of a tar into samples.
+// tarSamples groups the members of one tar into samples. One goroutine uses it.
 type tarSamples struct {
 	source *webDataset
-	file   string // the shard's name
+	file   string // name of the shard
 	in     sequence
 	shard  shard
 	yield  func(Sample, error) bool
 
-	group          // the sample being put together, if has is not nil
-	sample  Sample // it
+	group // the sample being built, if has is not nil
+	// sample is the sample being built. buffers are its blobs, which go back to the pool
+	// with it.
+	sample  Sample
 	buffers [][]byte
-	filled  []bool // blob columns that it has
+	filled  []bool // blob columns that have a member
 	done    int    // samples yielded
 }
 
+// describe returns what is wrong with the tar, and after how many samples.
 func (r *tarSamples) describe(err error) string {
 	if errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, io.EOF) {
 		err = fmt.Errorf("%w: %w", errCut, err)
@@ -610,6 +638,7 @@ func (r *tarSamples) describe(err error) string {
 	return what + ": " + err.Error()
 }
 
+// read reads a tar from start to end.
 func (r *tarSamples) read(ctx context.Context) (err error) {
 	t, err := readTar(r.in.open(r.shard.path))
 	if err != nil {
@@ -621,7 +650,7 @@ func (r *tarSamples) read(ctx context.Context) (err error) {
 		}
 	}()
 	defer func() {
-		// The sample that was incomplete when the tar broke off may lack members.
+		// The tar has ended within a sample, which may lack members and is dropped.
 		buffers.putAll(r.buffers)
 	}()
 	for ctx.Err() == nil {
@@ -632,7 +661,7 @@ func (r *tarSamples) read(ctx context.Context) (err error) {
 			}
 			return r.end()
 		}
-		if errors.Is(err, errJunk) { // behind an end mark, so that the sample is whole
+		if errors.Is(err, errJunk) { // after an end mark, so that the sample is complete
 			return cmp.Or(r.end(), err)
 		}
 		if err != nil {
@@ -651,8 +680,7 @@ func (r *tarSamples) read(ctx context.Context) (err error) {
 	return context.Cause(ctx)
 }
 
-// headers begins to read the headers of the tars, and what is metadata in them; nil where
-// all is read.
+// headers returns a feed of the tars' headers and metadata; nil if everything is read.
 func (s *webDataset) headers(ctx context.Context) *feed {
 	if !s.walked {
 		return nil
@@ -665,7 +693,8 @@ func (s *webDataset) headers(ctx context.Context) *feed {
 	return from
 }
 
-// walk is read by the headers of the tar.
+// walk makes the samples from the headers. A compressed tar cannot be walked, and is
+// read.
 func (r *tarSamples) walk(ctx context.Context, shard *feedShard) error {
 	for m := range shard.members {
 		if !r.takes(m.tarMember) {
@@ -693,7 +722,7 @@ func (r *tarSamples) walk(ctx context.Context, shard *feedShard) error {
 	return shard.end
 }
 
-// feedContent is the content of a member, and what is wrong with it.
+// feedContent is the content of a member from a feed, and the error of reading it.
 type feedContent struct {
 	*bytes.Reader
 	err error
@@ -708,6 +737,7 @@ func (c *feedContent) Read(p []byte) (int, error) {
 	return n, err
 }
 
+// begin starts a sample, and checks its key against the survey.
 func (r *tarSamples) begin(key string) {
 	s := r.source
 	r.group = group{key: key, has: map[string]bool{}}
@@ -719,6 +749,7 @@ func (r *tarSamples) begin(key string) {
 		r.bad("the tar changed while it was read")
 	case found.apart != "":
 		r.bad("%s", found.apart)
+	// The first sample of a key is valid; later ones are bad.
 	case found.run == s.run:
 		r.bad("duplicate: the key is in %s already", Quoted(s.shards[found.shard].rel))
 	default:
@@ -726,7 +757,7 @@ func (r *tarSamples) begin(key string) {
 	}
 }
 
-// end yields the sample that was put together.
+// end yields the sample that is complete.
 func (r *tarSamples) end() error {
 	if r.has == nil {
 		return nil
@@ -752,7 +783,8 @@ func (r *tarSamples) end() error {
 	return nil
 }
 
-// member adds a member to the sample. An error is one of the tar.
+// member adds a member to the sample. A defect of the member makes the sample bad; an
+// error is about the tar.
 func (r *tarSamples) member(t io.Reader, found tarMember) error {
 	s := r.source
 	if found.problem != "" {
@@ -811,12 +843,14 @@ func (r *tarSamples) member(t io.Reader, found tarMember) error {
 	return nil
 }
 
+// bad makes the sample bad. The first reason wins.
 func (r *tarSamples) bad(format string, args ...any) {
 	if r.sample.Bad == "" {
 		r.sample.Bad = fmt.Sprintf(format, args...)
 	}
 }
 
+// metadata sets the columns of a member that is not a blob.
 func (r *tarSamples) metadata(m member, ext string, data []byte) {
 	switch m.kind {
 	case memberInt:
@@ -834,8 +868,8 @@ func (r *tarSamples) metadata(m member, ext string, data []byte) {
 			r.bad("%s", err)
 			return
 		}
-		// The parsed form takes more memory than the text; it is released before the
-		// sample ends.
+		// The parsed values take more memory than the text, and are counted with the
+		// sample.
 		r.sample.Size += valueBytes(data)
 		for k, v := range values {
 			if at, ok := r.source.jsonAt[k]; ok {

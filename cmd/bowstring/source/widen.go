@@ -10,8 +10,9 @@ import (
 	"github.com/apache/arrow/go/v17/arrow/memory"
 )
 
-// unify returns the type that holds the values of both types without loss, and whether
-// there is one.
+// unify returns the narrowest type that holds the values of both types without loss; ok
+// is false if there is none. null unifies with any type, and integers do not unify with
+// floats, which round large ones.
 func unify(a, b arrow.DataType) (arrow.DataType, bool) {
 	switch {
 	case arrow.TypeEqual(a, b):
@@ -30,9 +31,10 @@ func unify(a, b arrow.DataType) (arrow.DataType, bool) {
 	return unifyTyped(a, b)
 }
 
-// unifyTyped is unify of types that have parameters.
+// unifyTyped is unify for types with parameters: units, digits, fields, elements.
 func unifyTyped(a, b arrow.DataType) (arrow.DataType, bool) {
 	switch a := a.(type) {
+	// The finer unit may not reach all values of the coarser one. widen fails for those.
 	case *arrow.TimestampType:
 		if b, ok := b.(*arrow.TimestampType); ok && a.TimeZone == b.TimeZone {
 			return &arrow.TimestampType{Unit: max(a.Unit, b.Unit), TimeZone: a.TimeZone}, true
@@ -62,11 +64,17 @@ func unifyTyped(a, b arrow.DataType) (arrow.DataType, bool) {
 	return nil, false
 }
 
-func isText(t arrow.DataType) bool  { return t.ID() == arrow.STRING || t.ID() == arrow.LARGE_STRING }
-func isWhole(t arrow.DataType) bool { return arrow.IsInteger(t.ID()) }
-func isReal(t arrow.DataType) bool  { return arrow.IsFloating(t.ID()) }
+// isText reports whether t is a string type.
+func isText(t arrow.DataType) bool { return t.ID() == arrow.STRING || t.ID() == arrow.LARGE_STRING }
 
-// wider is the later of two types of one kind, which Arrow numbers from narrow to wide.
+// isWhole reports whether t is an integer type.
+func isWhole(t arrow.DataType) bool { return arrow.IsInteger(t.ID()) }
+
+// isReal reports whether t is a floating-point type.
+func isReal(t arrow.DataType) bool { return arrow.IsFloating(t.ID()) }
+
+// wider returns the wider of two types of one kind. Arrow numbers the types of a kind
+// from narrow to wide.
 func wider(a, b arrow.DataType) arrow.DataType {
 	if a.ID() < b.ID() {
 		return b
@@ -74,6 +82,8 @@ func wider(a, b arrow.DataType) arrow.DataType {
 	return a
 }
 
+// unifyIntegers returns the narrowest integer type for both. uint64 and a signed type
+// have none.
 func unifyIntegers(a, b arrow.DataType) (arrow.DataType, bool) {
 	if arrow.IsSignedInteger(a.ID()) == arrow.IsSignedInteger(b.ID()) {
 		return wider(a, b), true
@@ -81,7 +91,7 @@ func unifyIntegers(a, b arrow.DataType) (arrow.DataType, bool) {
 	if arrow.IsUnsignedInteger(a.ID()) {
 		a, b = b, a
 	}
-	// The signed type that is wider than the unsigned one.
+	// A signed type must be twice as wide as the unsigned one.
 	bits := max(a.(arrow.FixedWidthDataType).BitWidth(), 2*b.(arrow.FixedWidthDataType).BitWidth())
 	for _, t := range []arrow.DataType{arrow.PrimitiveTypes.Int16, arrow.PrimitiveTypes.Int32,
 		arrow.PrimitiveTypes.Int64} {
@@ -92,7 +102,7 @@ func unifyIntegers(a, b arrow.DataType) (arrow.DataType, bool) {
 	return nil, false
 }
 
-// finer is the type of times of day with the smaller unit.
+// finer returns the type of times of day with the smaller unit.
 func finer(a, b arrow.DataType) arrow.DataType {
 	if a.(arrow.TemporalWithUnit).TimeUnit() < b.(arrow.TemporalWithUnit).TimeUnit() {
 		return b
@@ -100,7 +110,7 @@ func finer(a, b arrow.DataType) arrow.DataType {
 	return a
 }
 
-// unifyDecimals keeps all digits before the point and behind it.
+// unifyDecimals returns the decimal with enough digits before and after the point.
 func unifyDecimals(a, b arrow.DecimalType) (arrow.DataType, bool) {
 	scale := max(a.GetScale(), b.GetScale())
 	precision := max(a.GetPrecision()-a.GetScale(), b.GetPrecision()-b.GetScale()) + scale
@@ -113,7 +123,7 @@ func unifyDecimals(a, b arrow.DecimalType) (arrow.DataType, bool) {
 	return nil, false
 }
 
-// unifyStructs matches fields by name. The order is that of a.
+// unifyStructs unifies fields by name. The order is that of a.
 func unifyStructs(a, b *arrow.StructType) (arrow.DataType, bool) {
 	if a.NumFields() != b.NumFields() {
 		return nil, false
@@ -133,8 +143,9 @@ func unifyStructs(a, b *arrow.StructType) (arrow.DataType, bool) {
 	return arrow.StructOf(fields...), true
 }
 
-// storedType is the type that a dataset has for values of a type: where no value was ever
-// seen, text; and small offsets for bytes that are within other values.
+// storedType returns the type in a dataset for values of a type. null becomes text,
+// because another import may have values. Bytes within other values get 32-bit offsets;
+// only blob columns need more.
 func storedType(t arrow.DataType, top bool) arrow.DataType {
 	elem := func(f arrow.Field) arrow.Field {
 		return arrow.Field{Name: f.Name, Type: storedType(f.Type, false), Nullable: f.Nullable}
@@ -160,8 +171,9 @@ func storedType(t arrow.DataType, top bool) arrow.DataType {
 	return t
 }
 
-// widen makes an array of a type that unify or storedType gave. It fails where a value is
-// none of that type, as timestamps of a smaller unit may be.
+// widen converts an array to a type that unify or storedType returned. It fails if a
+// value does not fit, as a timestamp may not fit a finer unit. The caller releases the
+// result, which may share memory with a.
 func widen(ctx context.Context, a arrow.Array, to arrow.DataType) (arrow.Array, error) {
 	from := a.DataType()
 	if arrow.TypeEqual(from, to) {
@@ -181,6 +193,7 @@ func widen(ctx context.Context, a arrow.Array, to arrow.DataType) (arrow.Array, 
 			k.Release()
 		}
 	}()
+	// Children are converted, and the validity and offsets of the array itself stay.
 	kid := func(a arrow.Array, to arrow.DataType) error {
 		wide, err := widen(ctx, a, to)
 		if err == nil {
@@ -202,6 +215,7 @@ func widen(ctx context.Context, a arrow.Array, to arrow.DataType) (arrow.Array, 
 			err := kid(whole, f.Type)
 			whole.Release()
 			if err != nil {
+				// A slice keeps its offset in data, so the whole child is converted.
 				return nil, err
 			}
 		}
@@ -228,8 +242,8 @@ func widen(ctx context.Context, a arrow.Array, to arrow.DataType) (arrow.Array, 
 	return array.MakeFromData(wide), nil
 }
 
-// fixedOffsets are offsets of lists that all have one length, from the first that the
-// array's memory holds.
+// fixedOffsets returns the offsets of lists that all have the same length. They start
+// with the first list in the array's memory, because the offset of the array stays.
 func fixedOffsets(a *array.FixedSizeList) *memory.Buffer {
 	n := a.DataType().(*arrow.FixedSizeListType).Len()
 	offsets := make([]int32, a.Data().Offset()+a.Len()+1)
@@ -239,7 +253,7 @@ func fixedOffsets(a *array.FixedSizeList) *memory.Buffer {
 	return memory.NewBufferBytes(arrow.Int32Traits.CastToBytes(offsets))
 }
 
-// widenHalves makes wider floats of halves, which the library does not cast.
+// widenHalves converts float16, which the library's cast lacks.
 func widenHalves(a *array.Float16, to arrow.DataType) (arrow.Array, error) {
 	b := array.NewBuilder(memory.DefaultAllocator, to)
 	defer b.Release()

@@ -24,12 +24,12 @@ import (
 	"bowstring/schema"
 )
 
-// zipped is a zip as a system of files: its members are below its path as files are below
-// a folder. A member is stored as it is, or deflated, and then is a unit. It is safe for
-// concurrent use.
+// zipped is a zip as a file system: members are below its path as files are below a
+// folder. A member is stored or deflated; a deflated one is a unit. It is safe for
+// concurrent use once openZip has returned.
 type zipped struct {
 	outer   *Files
-	path    string // of the zip
+	path    string // path of the zip in outer
 	tree    *zip.Reader
 	members map[string]*zipMember // by name
 }
@@ -38,12 +38,12 @@ type zipped struct {
 type zipMember struct {
 	*zip.FileHeader
 	info   fs.FileInfo
-	header int64        // where the header before its content begins
-	begin  atomic.Int64 // where the content begins; 0 until that was read
-	bad    error        // why it is not read
+	header int64        // offset of the local header
+	begin  atomic.Int64 // offset of the content; 0 until the local header was read
+	bad    error        // why the member cannot be read
 }
 
-// isZip says whether a path is that of a zip.
+// isZip reports whether a path is that of a zip file.
 func isZip(files *Files, name string) bool {
 	if extension(name) != "zip" {
 		return false
@@ -52,7 +52,8 @@ func isZip(files *Files, name string) bool {
 	return err == nil && info.Mode().IsRegular()
 }
 
-// openZip reads the table at the end of a zip.
+// openZip reads the central directory at the end of a zip. It does not read the local
+// headers: in a bucket each would be a request.
 func openZip(ctx context.Context, outer *Files, name string) (_ *Files, err error) {
 	z := &zipped{outer: outer, path: outer.absolute(name), members: map[string]*zipMember{}}
 	in, err := outer.openParts(ctx, name, zipLeast)
@@ -73,7 +74,7 @@ func openZip(ctx context.Context, outer *Files, name string) (_ *Files, err erro
 		}
 		headers[&f.FileHeader] = begin - zipHeader
 	}
-	err = fs.WalkDir(z.tree, ".", func(name string, d fs.DirEntry, err error) error { // an error: a name twice
+	err = fs.WalkDir(z.tree, ".", func(name string, d fs.DirEntry, err error) error { // an error is a duplicate name
 		if err != nil || d.IsDir() {
 			return err
 		}
@@ -96,8 +97,8 @@ func openZip(ctx context.Context, outer *Files, name string) (_ *Files, err erro
 	return &Files{system: z, root: z.path}, nil
 }
 
-// top is the folder of all members of a zip, as zip -r puts it there, below its path; the
-// path itself where there is none, or the folder names a split.
+// top returns the folder that contains all members, as zip -r makes it. It returns path
+// if there is none, or if the folder names a split.
 func (z *zipped) top(path string) string {
 	for {
 		entries, err := z.readDir(path, 0)
@@ -110,15 +111,16 @@ func (z *zipped) top(path string) string {
 	}
 }
 
-// zipHeader is the size of the header before a member, without the name and the extra
-// field.
+// zipHeader is the size of a member's local header without its name and extra field.
 const zipHeader = 30
 
-// headerFinder is what archive/zip reads a zip from. Once in is nil, each header is one
-// without name and extra field: so the offset of a member's header follows from that of
-// its content, without reading it.
+// headerFinder is the input from which archive/zip reads. If in is nil, each read returns
+// a local header without name and extra field. DataOffset then returns the offset of the
+// header plus a constant, without reading it. archive/zip does not export the offset of
+// the header.
 type headerFinder struct{ in io.ReaderAt }
 
+// ReadAt implements io.ReaderAt.
 func (h *headerFinder) ReadAt(p []byte, at int64) (int, error) {
 	if h.in != nil {
 		return h.in.ReadAt(p, at)
@@ -127,13 +129,16 @@ func (h *headerFinder) ReadAt(p []byte, at int64) (int, error) {
 	return copy(p, "PK\x03\x04") + len(p) - min(len(p), 4), nil
 }
 
-// deflateRatio is how much larger than a deflated member its content may be.
+// deflateRatio is the largest ratio of content to deflated size. Deflate codes at most
+// 258 bytes in 2 bits.
 const deflateRatio = 1032
 
-// problem says why a member is not read, by the size of its zip.
+// problem returns why a member cannot be read; nil if it can. size is that of the zip.
+// Sizes in the directory are checked before memory is taken for them.
 func (m *zipMember) problem(size int64) error {
 	packed, whole := m.CompressedSize64, m.UncompressedSize64
 	switch {
+	// Bit 0 of the general purpose flags marks encryption.
 	case m.Flags&1 != 0:
 		return errors.New("it is encrypted; write the zip without a password")
 	case m.Method != zip.Store && m.Method != zip.Deflate:
@@ -146,7 +151,7 @@ func (m *zipMember) problem(size int64) error {
 	return nil
 }
 
-// find returns the member at a path.
+// find returns the member at a path; it must be readable.
 func (z *zipped) find(op, name string) (*zipMember, error) {
 	rel, err := z.rel(op, name)
 	if err != nil {
@@ -162,7 +167,7 @@ func (z *zipped) find(op, name string) (*zipMember, error) {
 	return m, nil
 }
 
-// rel is the name in the zip of a path.
+// rel returns the name in the zip for a path.
 func (z *zipped) rel(op, name string) (string, error) {
 	rel, err := filepath.Rel(z.path, z.absolute(name))
 	if err != nil || !filepath.IsLocal(rel) {
@@ -171,10 +176,13 @@ func (z *zipped) rel(op, name string) (string, error) {
 	return filepath.ToSlash(rel), nil
 }
 
+// absolute implements system.
 func (z *zipped) absolute(name string) string { return z.outer.absolute(name) }
 
+// shown implements system.
 func (z *zipped) shown(name string) string { return z.outer.shown(name) }
 
+// stat implements system.
 func (z *zipped) stat(name string) (fs.FileInfo, error) {
 	rel, err := z.rel("stat", name)
 	if err != nil {
@@ -189,6 +197,7 @@ func (z *zipped) stat(name string) (fs.FileInfo, error) {
 	return fs.Stat(z.tree, rel) // a folder
 }
 
+// know implements system: the central directory lists everything already.
 func (*zipped) know(context.Context, []string) error { return nil }
 
 func (*zipped) glance(context.Context, int) ([]string, error) { return nil, nil }
@@ -201,8 +210,10 @@ func (z *zipped) notes() []string { return z.outer.notes() }
 
 func (z *zipped) bucket() object.Bucket { return z.outer.bucket() }
 
+// lstat implements system. Links in a zip are stored as files, and are not followed.
 func (z *zipped) lstat(name string) (fs.FileInfo, error) { return z.stat(name) }
 
+// resolve implements system.
 func (z *zipped) resolve(name string) (string, error) {
 	if rel, err := z.rel("resolve", name); err != nil {
 		return "", err
@@ -214,6 +225,7 @@ func (z *zipped) resolve(name string) (string, error) {
 	return filepath.Clean(z.absolute(name)), nil
 }
 
+// walk implements system.
 func (z *zipped) walk(root string, visit fs.WalkDirFunc) error {
 	rel, err := z.rel("walk", root)
 	if err != nil {
@@ -224,6 +236,7 @@ func (z *zipped) walk(root string, visit fs.WalkDirFunc) error {
 	})
 }
 
+// readDir implements system.
 func (z *zipped) readDir(name string, most int) ([]fs.DirEntry, error) {
 	rel, err := z.rel("readdir", name)
 	if err != nil {
@@ -236,6 +249,7 @@ func (z *zipped) readDir(name string, most int) ([]fs.DirEntry, error) {
 	return entries, err
 }
 
+// glob implements system.
 func (z *zipped) glob(pattern string) ([]string, error) {
 	rel, err := z.rel("glob", pattern)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -248,26 +262,29 @@ func (z *zipped) glob(pattern string) ([]string, error) {
 	return found, err
 }
 
-// zipLeast is the least that is read of a zip at once, here and there.
+// zipLeast is the least that one request reads of a zip in a bucket.
 const zipLeast = 64 << 10
 
-// open opens a member. Reading it from its beginning to its end checks its CRC-32.
+// open implements system. Reading a member from start to end checks its CRC-32.
 func (z *zipped) open(ctx context.Context, name string) (*File, error) {
 	return z.openParts(ctx, name, zipLeast)
 }
 
+// openParts implements system. It opens the zip once more for each member.
 func (z *zipped) openParts(ctx context.Context, name string, least int64) (*File, error) {
 	return z.member(name, func(m *zipMember) (*File, error) {
-		// The header and, of a small member, the content with it.
+		// The first request covers the local header and, for a small member, its content.
+		// The extra field may be longer there than in the directory, so this is an
+		// estimate.
 		packed := min(int64(m.CompressedSize64)+2*zipHeader+int64(len(m.Name)), stretch)
 		return z.outer.openParts(ctx, z.path, max(packed, least))
 	})
 }
 
-// zipSequence are members that are read in order.
+// zipSequence opens members that are read in order.
 type zipSequence struct {
 	zip  *zipped
-	from sequence // of the zip
+	from sequence // sequence of the zip itself
 }
 
 func (s zipSequence) open(name string) (*File, error) {
@@ -280,7 +297,7 @@ func (z *zipped) inOrder(ctx context.Context, _ []string) sequence {
 	return zipSequence{z, z.outer.inOrder(ctx, []string{z.path})}
 }
 
-// member opens a member of the zip, which open opens.
+// member opens a member; open opens the zip for it.
 func (z *zipped) member(name string, open func(*zipMember) (*File, error)) (_ *File, err error) {
 	m, err := z.find("open", name)
 	if err != nil {
@@ -307,7 +324,9 @@ func (z *zipped) member(name string, open func(*zipMember) (*File, error)) (_ *F
 	return &File{handle: h, size: int64(m.UncompressedSize64), version: in.version}, nil
 }
 
-// content returns where the content of a member begins.
+// content returns the offset of a member's content. Name and extra field of the local
+// header may have other lengths than in the central directory, so the local header must
+// be read.
 func (m *zipMember) content(in *File) (int64, error) {
 	if begin := m.begin.Load(); begin > 0 {
 		return begin, nil
@@ -328,32 +347,34 @@ func (m *zipMember) content(in *File) (int64, error) {
 	return begin, nil
 }
 
-// zipHandle is an open member.
+// zipHandle is an open member. One goroutine uses it.
 type zipHandle struct {
 	zip    *File
 	member *zipMember
 	packed *io.SectionReader
-	at     int64         // that is read next
-	in     io.Reader     // of the content, from at on
-	sum    hash.Hash32   // of the content up to at; nil where it was not read from its beginning
-	whole  *bytes.Reader // the content, where it is deflated and was sought in
+	at     int64         // offset of the next read
+	in     io.Reader     // content from at on
+	sum    hash.Hash32   // CRC of the content up to at; nil if it was not read from its start
+	whole  *bytes.Reader // the content, if it is deflated and a Seek was necessary
 }
 
-// restart begins at the beginning.
+// restart goes back to the beginning. Deflated content cannot be entered elsewhere.
 func (h *zipHandle) restart() {
 	h.at, h.sum = 0, crc32.NewIEEE()
-	_, _ = h.packed.Seek(0, io.SeekStart) // which cannot fail
+	_, _ = h.packed.Seek(0, io.SeekStart) // cannot fail
 	if h.in = h.packed; h.member.Method == zip.Deflate {
 		h.in = flate.NewReader(bufio.NewReaderSize(h.packed, 32<<10))
 	}
 }
 
+// errZipSum means that the content is damaged.
 var errZipSum = errors.New("its CRC-32 is not that of the table of the zip")
 
+// Read implements io.Reader. It checks size and CRC-32 at the end.
 func (h *zipHandle) Read(p []byte) (int, error) {
 	left := int64(h.member.UncompressedSize64) - h.at
 	if left < int64(len(p)) {
-		p = p[:left+1] // one more, to see that there is none
+		p = p[:left+1] // one more, to find out whether there is more
 	}
 	n, err := h.in.Read(p)
 	if h.at += int64(n); int64(n) > left {
@@ -375,7 +396,8 @@ func (h *zipHandle) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// seekable is the content in memory, or in the zip if it is stored as it is.
+// seekable returns the content as it is in the zip, if it is stored. Deflated content is
+// decoded into memory once, up to maxUnit bytes.
 func (h *zipHandle) seekable() (interface {
 	io.ReadSeeker
 	io.ReaderAt
@@ -402,6 +424,7 @@ func (h *zipHandle) seekable() (interface {
 	return h.whole, nil
 }
 
+// ReadAt implements io.ReaderAt.
 func (h *zipHandle) ReadAt(p []byte, at int64) (int, error) {
 	r, err := h.seekable()
 	if err != nil {
@@ -410,6 +433,7 @@ func (h *zipHandle) ReadAt(p []byte, at int64) (int, error) {
 	return r.ReadAt(p, at)
 }
 
+// Seek implements io.Seeker. Seeking to the start needs no memory.
 func (h *zipHandle) Seek(offset int64, whence int) (int64, error) {
 	if whence == io.SeekStart && offset == 0 {
 		h.restart()
@@ -424,7 +448,7 @@ func (h *zipHandle) Seek(offset int64, whence int) (int64, error) {
 	if offset == h.at {
 		return h.at, nil
 	}
-	at := h.at // which seekable may change
+	at := h.at // seekable may change it
 	r, err := h.seekable()
 	if err == nil {
 		at, err = r.Seek(offset, io.SeekStart)
@@ -434,16 +458,21 @@ func (h *zipHandle) Seek(offset int64, whence int) (int64, error) {
 	return at, err
 }
 
+// Close implements io.Closer.
 func (h *zipHandle) Close() error { return h.zip.Close() }
 
-// inZip is a data set in a zip. Its blobs are in the zip.
+// inZip is a data set in a zip. Its extents are in the zip, whose name is that of a file
+// in the outer place.
 type inZip struct {
 	Source
 	zip *zipped
 }
 
+// Files implements Source.
 func (s *inZip) Files() *Files { return s.zip.outer }
 
+// Samples implements Source. Extents are converted after Load, because reading a member
+// shows where its content begins.
 func (s *inZip) Samples(ctx context.Context) iter.Seq2[Sample, error] {
 	return func(yield func(Sample, error) bool) {
 		for sample, err := range s.Source.Samples(ctx) {
@@ -470,7 +499,7 @@ func (s *inZip) Samples(ctx context.Context) iter.Seq2[Sample, error] {
 	}
 }
 
-// lay makes extents of members those of the zip.
+// lay converts extents in members to extents in the zip.
 func (z *zipped) lay(ctx context.Context, at []Extent) {
 	for i, e := range at {
 		if !e.IsZero() {
@@ -479,6 +508,8 @@ func (z *zipped) lay(ctx context.Context, at []Extent) {
 	}
 }
 
+// extent converts one extent. A stored member keeps its offsets, and a deflated one
+// becomes a unit. A unit within a unit has no form, so such a blob must be imported.
 func (z *zipped) extent(ctx context.Context, e Extent) Extent {
 	m, ok := z.members[path.Clean(e.File)]
 	if !ok || m.bad != nil {
