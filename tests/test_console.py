@@ -227,7 +227,7 @@ def test_explain(served: Served, page: Page) -> None:
         reader = client.do_get(ticket(dataset="photos", snapshot=1, batch=64, epochs=1000))
         reader.read_chunk()
         page.get_by_role("button", name="Explain").click()
-        expect(page.get_by_role("region", name="It runs")).to_contain_text("Beside the prediction")
+        expect(page.get_by_role("region", name="It runs")).to_contain_text("Compared with the prediction")
         accessible(page)
         reader.cancel()
 

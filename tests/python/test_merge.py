@@ -143,7 +143,7 @@ def test_what_is_refused(here: bowstring.Client, name: str) -> None:
         ({"name": ["row 00001"], "number": [2**40]}, "name", "got 1099511627776"),
         ({"name": ["row 00001"] * 2, "number": [1, 2]}, "name", "rows 0 and 1 have the same key"),
         ({"name": ["row 00001"], "position": [1]}, "name", "position"),
-        ({"name": ["row 00001"], "image.size": [1]}, "name", "tells the size"),
+        ({"name": ["row 00001"], "image.size": [1]}, "name", "it is the size of blobs"),
         ({"name": ["row 00001"], "image": ["text"]}, "name", "image"),
         ({"number": [1]}, None, 'want a column "id" in the rows'),
     ):
