@@ -1,5 +1,6 @@
-// Package authtest provides what tests of authentication need: certificates from an authority of the test's own, and
-// an OpenID Connect provider in the test's process, with real signatures and TLS.
+// Package authtest provides what tests of authentication need: certificates from an
+// authority of the test's own, and an OpenID Connect provider in the test's process. The
+// signatures and TLS are real, because a fake would accept what a library rejects.
 package authtest
 
 import (
@@ -17,7 +18,7 @@ import (
 	"time"
 )
 
-// Authority signs certificates.
+// Authority signs certificates. It is constant, and safe for concurrent use.
 type Authority struct {
 	PEM  []byte // its own certificate
 	cert *x509.Certificate
@@ -27,7 +28,8 @@ type Authority struct {
 // Pair is a certificate and its private key, as PEM.
 type Pair struct{ Cert, Key []byte }
 
-// NewAuthority makes an authority.
+// NewAuthority makes an authority with a new key. A test that needs an untrusted
+// certificate makes a second authority.
 func NewAuthority(t testing.TB, name string) *Authority {
 	t.Helper()
 	a := &Authority{key: newKey(t)}
@@ -62,6 +64,7 @@ func (a *Authority) Client(t testing.TB, name string, change func(*x509.Certific
 	})
 }
 
+// sign makes a key and signs a certificate for it. change completes the template.
 func (a *Authority) sign(t testing.TB, name string, change func(*x509.Certificate)) Pair {
 	t.Helper()
 	key := newKey(t)
@@ -82,6 +85,8 @@ func (a *Authority) sign(t testing.TB, name string, change func(*x509.Certificat
 	}
 }
 
+// basic returns the fields that all certificates have. The validity begins an hour ago,
+// for clocks that differ, and ends in a day.
 func basic(t testing.TB, name string) *x509.Certificate {
 	serial, err := rand.Int(rand.Reader, new(big.Int).Lsh(big.NewInt(1), 120))
 	if err != nil {
@@ -93,6 +98,7 @@ func basic(t testing.TB, name string) *x509.Certificate {
 	}
 }
 
+// newKey makes an ECDSA key. RSA keys take much longer to make.
 func newKey(t testing.TB) *ecdsa.PrivateKey {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
@@ -101,7 +107,8 @@ func newKey(t testing.TB) *ecdsa.PrivateKey {
 	return key
 }
 
-// Write writes b to a file of dir atomically, and returns its path.
+// Write writes b to a file of dir atomically, and returns its path. Servers watch such
+// files, and must not see half of one.
 func Write(t testing.TB, dir, name string, b []byte) string {
 	t.Helper()
 	path := filepath.Join(dir, name)

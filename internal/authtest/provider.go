@@ -20,8 +20,9 @@ import (
 	"github.com/go-jose/go-jose/v4"
 )
 
-// Provider is an OpenID Connect provider: its configuration and its keys, over
-// TLS. It serves until the test ends.
+// Provider is an OpenID Connect provider: its configuration and its keys, over TLS. It
+// serves until the test ends. Its methods are safe for concurrent use. Break, Hold and
+// Endless simulate a provider that fails.
 type Provider struct {
 	Issuer string
 	CA     []byte // of its certificate, as PEM
@@ -32,12 +33,12 @@ type Provider struct {
 	keys    []jose.JSONWebKey // the signing keys, the current one last; guarded by mu
 	fetches int               // requests for the keys; guarded by mu
 	broken  bool              // guarded by mu
-	asked   chan struct{}     // closed by the first request that is held; guarded by mu
-	held    chan struct{}     // answers wait until it is closed; nil: they do not; guarded by mu
-	endless bool              // answers do not end; guarded by mu
+	asked   chan struct{}     // closed by the first request that is held, then nil; guarded by mu
+	held    chan struct{}     // answers wait until it is closed; nil if they do not wait; guarded by mu
+	endless bool              // whether answers have no end; guarded by mu
 }
 
-// NewProvider starts a provider.
+// NewProvider starts a provider with one RS256 key.
 func NewProvider(t testing.TB) *Provider {
 	t.Helper()
 	p := &Provider{t: t}
@@ -67,6 +68,8 @@ func NewProvider(t testing.TB) *Provider {
 	return p
 }
 
+// answer answers a request, under the faults that are set. It copies the state first: a
+// held answer must not hold the lock, or release could not take it.
 func (p *Provider) answer(w http.ResponseWriter, v any) {
 	p.mu.Lock()
 	broken, held, endless := p.broken, p.held, p.endless
@@ -83,9 +86,10 @@ func (p *Provider) answer(w http.ResponseWriter, v any) {
 		return
 	}
 	w.Header().Set("Content-Type", "application/json")
+	// Leading spaces are valid JSON, so that a client without a limit would read forever.
 	for spaces := bytes.Repeat([]byte(" "), 64<<10); endless; {
 		if _, err := w.Write(spaces); err != nil {
-			return // the client has hung up
+			return // the client has closed the connection
 		}
 	}
 	if err := json.NewEncoder(w).Encode(v); err != nil {
@@ -128,7 +132,8 @@ func (p *Provider) Fetches() int {
 	return p.fetches
 }
 
-// Rotate makes a new key the current one, and forgets all others.
+// Rotate makes a new key the current one, and drops all others. Tokens that were signed
+// before become invalid.
 func (p *Provider) Rotate(algorithm jose.SignatureAlgorithm) {
 	p.t.Helper()
 	var key crypto.Signer
@@ -154,7 +159,8 @@ func (p *Provider) Key() jose.JSONWebKey {
 	return p.keys[len(p.keys)-1]
 }
 
-// Claims are the claims of a valid token for an audience, with others replaced; nil removes one.
+// Claims returns the claims of a valid token for an audience. others replaces claims; a
+// nil value removes one.
 func (p *Provider) Claims(audience string, others map[string]any) map[string]any {
 	now := time.Now()
 	c := map[string]any{
@@ -172,7 +178,7 @@ func (p *Provider) Sign(claims map[string]any) string {
 	return SignWith(p.t, jose.SigningKey{Algorithm: jose.SignatureAlgorithm(k.Algorithm), Key: k}, claims)
 }
 
-// SignWith makes a token with any key.
+// SignWith makes a token with any key, such as one that the provider does not have.
 func SignWith(t testing.TB, key jose.SigningKey, claims map[string]any) string {
 	t.Helper()
 	signer, err := jose.NewSigner(key, nil)

@@ -66,12 +66,13 @@ type Options struct {
 	Log string
 }
 
-// Node is a running server.
+// Node is a running server. Addr, URI and Pid are safe for concurrent use. Only one
+// goroutine at a time may kill, crash, restart or await a node.
 type Node struct {
 	IP   string
 	Port int
 
-	options Options // with nothing left to choose
+	options Options // with all defaults filled in
 	dir     string
 	cmd     *exec.Cmd
 	ended   chan struct{} // closed when the process is gone
@@ -118,12 +119,15 @@ func (n *Node) Restart() error { return n.launch() }
 // Wait returns when the node answers.
 func (n *Node) Wait(ctx context.Context) error { return n.wait(ctx, n.options.TLS != "") }
 
+// shared is the binary's own node. Starting one takes seconds, so that tests share it and
+// use keyspaces of their own.
 var shared struct {
 	once sync.Once
 	node *Node
 	err  error
 }
 
+// running has all nodes that Stop has to kill.
 var running struct {
 	sync.Mutex
 	nodes []*Node
@@ -245,6 +249,8 @@ func script() string {
 	return filepath.Join(filepath.Dir(file), "..", "..", "tests", "cassandra", "cassandra.sh")
 }
 
+// start fills in the defaults, starts a node and waits until it answers. The download of
+// Cassandra, if it is missing, is not part of startTimeout.
 func start(opts Options) (*Node, error) {
 	if opts.IP == "" {
 		opts.IP = "127.0.0.1"
@@ -283,7 +289,7 @@ func start(opts Options) (*Node, error) {
 	return n, nil
 }
 
-// launch starts the process.
+// launch starts the process and returns when it runs. The node need not answer yet.
 func (n *Node) launch() error {
 	opts := n.options
 	n.cmd = exec.CommandContext(context.Background(), script(), "run", n.dir) // Kill ends it
@@ -348,8 +354,9 @@ func (n *Node) wait(ctx context.Context, encrypted bool) error {
 	return nil
 }
 
-// answers asks for the server's options, in version 4 of the native protocol.
-// An encrypted port only has to accept the connection.
+// answers asks for the server's options, by an OPTIONS frame of version 4 of the native
+// protocol. An encrypted port only has to accept the connection: the client's certificate
+// is not known here.
 func (n *Node) answers(ctx context.Context, encrypted bool) bool {
 	d := net.Dialer{Timeout: time.Second}
 	c, err := d.DialContext(ctx, "tcp", net.JoinHostPort(n.options.Listen, strconv.Itoa(n.Port)))
@@ -369,7 +376,8 @@ func (n *Node) answers(ctx context.Context, encrypted bool) bool {
 	return err == nil && header[4] == 6 // SUPPORTED
 }
 
-// tail keeps the end of what is written to it.
+// tail keeps the last 8 KiB of what is written to it, for errors. A node logs megabytes.
+// It is safe for concurrent use.
 type tail struct {
 	mu  sync.Mutex
 	buf []byte
@@ -390,7 +398,8 @@ func (w *tail) String() string {
 	return string(w.buf)
 }
 
-// freePort finds a port without a listener.
+// freePort finds a port without a listener. Another process could take it before the node
+// does, which tests accept.
 func freePort(ip string) (int, error) {
 	l, err := new(net.ListenConfig).Listen(context.Background(), "tcp", net.JoinHostPort(ip, "0"))
 	if err != nil {

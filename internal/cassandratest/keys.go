@@ -44,6 +44,7 @@ func NewKeys(t testing.TB) Keys {
 	return k
 }
 
+// keytool runs the JRE's keytool and fails the test with its output.
 func keytool(t testing.TB, args ...string) {
 	t.Helper()
 	if out, err := exec.CommandContext(t.Context(), "keytool", args...).CombinedOutput(); err != nil {

@@ -21,7 +21,8 @@ type Anomaly struct {
 // String implements fmt.Stringer.
 func (a Anomaly) String() string { return fmt.Sprintf("%s: %s: %s", a.Kind, a.Dataset, a.What) }
 
-// Kinds of anomalies.
+// The constants are the kinds of anomalies. They are texts, so that a report needs no
+// table.
 const (
 	LostCommit     = "lost commit"         // a snapshot that was committed, and not dropped, is missing
 	Torn           = "torn snapshot"       // a snapshot is incomplete, or not what was imported
@@ -57,11 +58,11 @@ func (s Stats) String() string {
 		strings.Join(parts, ", "))
 }
 
-// op is an operation: if it took effect, it did so between invoke and end.
+// op is an operation of a process. If it took effect, it did so between invoke and end.
 type op struct {
 	Event // its last event, with the fields of the first one
 
-	invoke, end int64  // end is neverEnded if the end is unknown
+	invoke, end int64  // on the history's clock; end is neverEnded if the end is unknown
 	how         string // OK, Fail or Info
 }
 
@@ -77,6 +78,8 @@ func (o *op) String() string {
 // order in which the operations took effect, each between its beginning and its end. It trusts only the machine's
 // monotonic clock.
 func Check(events []Event) ([]Anomaly, Stats) {
+	// The phases are: pair events to operations, check what concerns no dataset, and then
+	// check each dataset alone.
 	c := &checker{stats: Stats{Events: len(events), Ended: map[string]int{}}, healed: neverEnded}
 	ops := c.pair(events)
 	byDataset := map[string][]*op{}
@@ -108,10 +111,11 @@ func Check(events []Event) ([]Anomaly, Stats) {
 	return c.anomalies, c.stats
 }
 
+// checker collects the anomalies of a history. One goroutine uses it.
 type checker struct {
 	anomalies []Anomaly
 	stats     Stats
-	healed    int64 // when the last fault ended
+	healed    int64 // when the last fault ended; neverEnded if it did not
 }
 
 // found adds an anomaly. It is known at the end of the operations in args.
@@ -125,7 +129,9 @@ func (c *checker) found(kind, dataset, format string, args ...any) {
 	c.anomalies = append(c.anomalies, a)
 }
 
-// pair makes operations of events, in the order of their beginnings.
+// pair makes operations of events, in the order of their beginnings. A history that no
+// process could have written is an anomaly of its own: a checker that ignored it could
+// overlook the others.
 func (c *checker) pair(events []Event) []*op {
 	type id struct {
 		process string
@@ -151,6 +157,7 @@ func (c *checker) pair(events []Event) []*op {
 			// An operation without a known end may still take effect.
 			if e.Type != Info {
 				o.end = e.At
+				// A read without an answer has no effect, so that its end is known.
 			} else if o.Do == Read || o.Do == List || o.Do == Tagged {
 				o.end = e.At
 			}

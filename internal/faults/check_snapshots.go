@@ -6,19 +6,22 @@ import (
 	"slices"
 )
 
-// snapshot is what a history says of one. Times are neverEnded where nothing happened.
+// snapshot is what a history says of a snapshot. A time is neverEnded if the event did
+// not happen. All bounds are conservative: known and gone are the earliest end of an
+// operation that proves it, and drop is the earliest begin of one that may have caused
+// it.
 type snapshot struct {
 	imports map[string]bool
-	known   int64 // from then on it is certain that it was committed
-	seen    *op   // who knew
-	drop    int64 // when the first drop of it began that may have been made
-	gone    int64 // from then on it is certain that it was dropped
-	goneBy  *op
-	whole   map[string]bool // who has read it whole without faults
+	known   int64           // from then on it was certainly committed
+	seen    *op             // the operation that proves known
+	drop    int64           // earliest begin of a drop that may have taken effect
+	gone    int64           // from then on it was certainly dropped
+	goneBy  *op             // the operation that proves gone
+	whole   map[string]bool // processes that have read it whole without faults
 }
 
-// dataset is one of a history. Each is checked alone, as the store promises
-// nothing across datasets.
+// dataset is a dataset of a history. Each dataset is checked alone, because the store
+// promises nothing across datasets.
 type dataset struct {
 	*checker
 	name string
@@ -28,6 +31,9 @@ type dataset struct {
 	snapshots map[int64]*snapshot
 }
 
+// newDataset collects the facts about the snapshots in three passes: the imports, then
+// the times of presence and drops, and then the times of absence. The last pass needs the
+// result of the second.
 func newDataset(c *checker, name string, ops []*op) *dataset {
 	d := &dataset{checker: c, name: name, ops: ops, imports: map[string]*op{}, snapshots: map[int64]*snapshot{}}
 	for _, o := range ops {
@@ -64,6 +70,7 @@ func newDataset(c *checker, name string, ops []*op) *dataset {
 	return d
 }
 
+// snapshot returns the record of a snapshot, and makes it if needed.
 func (d *dataset) snapshot(n int64) *snapshot {
 	if d.snapshots[n] == nil {
 		d.snapshots[n] = &snapshot{
@@ -73,7 +80,8 @@ func (d *dataset) snapshot(n int64) *snapshot {
 	return d.snapshots[n]
 }
 
-// present lists the snapshots that were there at some moment of an operation.
+// present returns the snapshots that certainly existed at some moment of an operation. A
+// commit proves its parent as well.
 func present(o *op) []int64 {
 	switch {
 	case o.how != OK || o.Absent:
@@ -89,7 +97,8 @@ func present(o *op) []int64 {
 	}
 }
 
-// absent says whether a snapshot was not there at some moment of an operation.
+// absent reports whether a snapshot certainly did not exist at some moment of an
+// operation.
 func absent(o *op, n int64) bool {
 	if o.Do == List {
 		return o.how == OK && !slices.Contains(o.Numbers, n)
@@ -97,6 +106,9 @@ func absent(o *op, n int64) bool {
 	return o.Absent && o.Number == n
 }
 
+// check checks all guarantees about snapshots. An anomaly needs a contradiction for each
+// possible order of the operations. Times are therefore compared as "end of one before
+// begin of the other".
 func (d *dataset) check() {
 	d.checkNumbers()
 	d.checkParents()
@@ -114,6 +126,8 @@ func (d *dataset) check() {
 		case o.Do == Commit && o.Damage == Missing:
 			d.found(Torn, d.name, "%v got the answer that a stored snapshot was absent: %s", o, o.Error)
 		}
+		// Loss: a snapshot that was known before the operation began, and that no drop
+		// can have removed before it ended.
 		for _, n := range slices.Sorted(maps.Keys(d.snapshots)) {
 			if s := d.snapshots[n]; absent(o, n) && o.invoke > s.known && o.end < s.drop {
 				d.found(LostCommit, d.name, "%v did not find %d, which %v had, and which had not been dropped", o, n,
@@ -121,6 +135,7 @@ func (d *dataset) check() {
 			}
 		}
 	}
+	// Without a phase without faults, nothing promises that a snapshot can be read.
 	if d.healed == neverEnded {
 		return
 	}
@@ -132,8 +147,8 @@ func (d *dataset) check() {
 	}
 }
 
-// checkNumbers: each import has one number at most, each number one import, and
-// numbers follow the order of time.
+// checkNumbers checks that each import has at most one number, that each number has one
+// import, and that numbers follow the order of time.
 func (d *dataset) checkNumbers() {
 	numbers := map[string][]int64{}
 	order := slices.Sorted(maps.Keys(d.snapshots))
@@ -151,10 +166,11 @@ func (d *dataset) checkNumbers() {
 			d.found(Doubled, d.name, "import %s has the numbers %v", name, numbers[name])
 		}
 	}
+	// The sweep keeps the largest number that was known before each operation began.
 	slices.SortFunc(order, func(a, b int64) int { return cmp.Compare(d.snapshots[a].known, d.snapshots[b].known) })
 	var last int64
 	next := 0
-	for _, o := range d.ops { // in the order in which they began
+	for _, o := range d.ops { // in the order of their beginnings
 		for next < len(order) && d.snapshots[order[next]].known < o.invoke {
 			last = max(last, order[next])
 			next++
@@ -165,8 +181,9 @@ func (d *dataset) checkNumbers() {
 	}
 }
 
-// checkParents: numbers are given out in the order of commits, so what is between a
-// parent and its child was committed before the child, and must have been dropped by then.
+// checkParents checks that the parent of a commit was the newest snapshot. Numbers are
+// assigned in the order of commits. A snapshot between the parent and its child was
+// therefore committed before the child, and must have been dropped by then.
 func (d *dataset) checkParents() {
 	for _, o := range d.ops {
 		if o.Do != Commit || o.how != OK {
@@ -181,7 +198,7 @@ func (d *dataset) checkParents() {
 	}
 }
 
-// checkRead: what was found is what was imported.
+// checkRead checks that a reader found what was imported.
 func (d *dataset) checkRead(o *op) {
 	s := d.snapshots[o.Number]
 	from := d.imports[o.Import]

@@ -6,8 +6,8 @@ import (
 	"slices"
 )
 
-// checkTags takes each tag for a register that is set (tag), cleared (untag) and
-// read (tagged), and which must be linearizable.
+// checkTags checks each tag as a register that tag sets, untag clears and tagged reads.
+// The register must be linearizable.
 func (d *dataset) checkTags() {
 	byTag := map[string][]*op{}
 	for _, o := range d.ops {
@@ -30,17 +30,20 @@ func (d *dataset) checkTags() {
 	}
 }
 
-// register is a tag's history. Its value is a snapshot's number, 0 for none.
+// register is the history of a tag. Its value is the number of a snapshot, or 0 for none.
+// Operations that certainly had no effect are left out.
 type register struct {
 	writes, reads []*op
 }
 
+// newRegister divides the operations into writes and reads. An untag that found nothing
+// is a read of 0.
 func newRegister(ops []*op) (r register) {
 	for _, o := range ops {
 		switch {
 		case o.Do == Tagged && o.how == OK:
 			r.reads = append(r.reads, o)
-		case o.Do == Untag && o.how == Fail && o.Absent: // there was none to remove
+		case o.Do == Untag && o.how == Fail && o.Absent: // found no tag to remove
 			r.reads = append(r.reads, o)
 		case o.Do != Tagged && o.how != Fail:
 			r.writes = append(r.writes, o)
@@ -49,7 +52,7 @@ func newRegister(ops []*op) (r register) {
 	return r
 }
 
-// value is what an operation has written or read.
+// value returns the value that an operation wrote or read.
 func value(o *op) int64 {
 	if o.Do == Untag {
 		return 0
@@ -57,10 +60,11 @@ func value(o *op) int64 {
 	return o.Number
 }
 
-// stale: what was read was written, and was not certainly overwritten before the read began.
+// stale checks that each value that was read had been written, and had not certainly been
+// overwritten before the read began.
 func (r register) stale(d *dataset, tag string) {
 	for _, read := range r.reads {
-		fits := func(from int64) bool { // from when it was there
+		fits := func(from int64) bool { // from is when the value was there
 			for _, w := range r.writes {
 				if w.how == OK && w.invoke > from && w.end < read.invoke && value(w) != value(read) {
 					return false
@@ -78,17 +82,19 @@ func (r register) stale(d *dataset, tag string) {
 	}
 }
 
-// zone is when a value that was written once was there: at least from the end of the first
-// operation on it to the beginning of the last one. Where the end comes first
-// (a forward zone) it was there all the time between.
+// zone is the time in which a value that was written once was there. It lasts at least
+// from the first end to the last begin of the operations on it. If the end comes first,
+// the zone is a forward zone, and the value was there all the time between. Otherwise it
+// is a backward zone, and the value was there at some moment of it.
 type zone struct {
 	value       int64
 	ends, lasts int64
 }
 
-// zones is the test of Gibbons and Korach (Testing Shared Memories, 1997) for
-// values that were written once: it finds values that come back, and orders that two readers
-// saw differently.
+// zones is the test of Gibbons and Korach (Testing Shared Memories, 1997) for values that
+// were written once. It finds values that come back, and orders that two readers saw
+// differently. It takes quadratic time, which is little for the tags of a run; a search
+// for an order would take exponential time.
 func (r register) zones(d *dataset, tag string) {
 	byValue := map[int64][]*op{}
 	written := map[int64]int{}
@@ -102,7 +108,7 @@ func (r register) zones(d *dataset, tag string) {
 	var forward, backward []zone
 	for _, v := range slices.Sorted(maps.Keys(byValue)) {
 		if v == 0 || written[v] != 1 {
-			continue // it may have been there more than once
+			continue // it may have been there several times
 		}
 		z := zone{value: v, ends: neverEnded, lasts: math.MinInt64}
 		known := false
@@ -118,6 +124,8 @@ func (r register) zones(d *dataset, tag string) {
 			backward = append(backward, z)
 		}
 	}
+	// Two forward zones that overlap, and a backward zone inside a forward one, have no
+	// order.
 	for i, a := range forward {
 		for _, b := range forward[:i] {
 			if a.ends < b.lasts && b.ends < a.lasts {
@@ -144,7 +152,8 @@ func (r register) zones(d *dataset, tag string) {
 	}
 }
 
-// dropped: what has a tag is not dropped while it has.
+// dropped checks that a snapshot is not dropped while it has the tag. A write of another
+// value that may have come between allows the drop.
 func (r register) dropped(d *dataset, tag string) {
 	for _, w := range r.writes {
 		if w.Do != Tag || w.how != OK {

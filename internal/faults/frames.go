@@ -7,15 +7,18 @@ import (
 	"net/netip"
 )
 
-// greeting is the message with which a node of Cassandra 4 or 5 begins a connection to another
-// (HandshakeProtocol.Initiate in its source). A connection carries messages in one direction; the other direction
-// only answers the greeting.
+// greeting is the message with which a node of Cassandra 4 or 5 begins a connection to
+// another one. Its format is that of HandshakeProtocol.Initiate in Cassandra's source. A
+// connection carries messages in one direction. The other direction only answers the
+// greeting.
 type greeting struct {
-	raw    []byte
+	raw    []byte // the message itself; nil after it was forwarded
 	from   string // the address by which other nodes know the node
 	framed bool   // frames with checksums and without compression follow
 }
 
+// The layout of the greeting: a magic number of 4 bytes, flags of 4 bytes, the length of
+// the address with its port in 1 byte, the address, and a checksum of 4 bytes.
 const (
 	greetingMagic = 0xCA552DFA
 	flagStreaming = 1 << 3
@@ -23,7 +26,8 @@ const (
 	framingLow, framingHigh = 1 << 2, 1 << 4
 )
 
-// readGreeting reads a node's first message.
+// readGreeting reads a node's first message. It returns an error for any other message:
+// the gate would otherwise not know whose connection it is, and apply no fault.
 func readGreeting(r io.Reader) (g greeting, err error) {
 	g.raw = make([]byte, 9, 64)
 	if _, err := io.ReadFull(r, g.raw); err != nil {
@@ -70,7 +74,9 @@ const (
 	frameWhole   = 1 << 17 // the frame holds whole messages, not a part of a large one
 )
 
-// frames returns what arrives frame by frame.
+// frames returns the data frame by frame. The format is that of Cassandra's FrameEncoder.
+// The header begins with 17 bits of length, little endian. Checksums are forwarded and
+// not checked.
 func frames(r io.Reader) func() ([]byte, bool, error) {
 	return func() ([]byte, bool, error) {
 		var head [frameHeader]byte

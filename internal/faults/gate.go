@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-// Trouble is a fault that a gate applies to its connections. The zero Trouble is none.
+// Trouble is a fault that a gate applies to its connections. The zero value is none.
 type Trouble struct {
 	// Cut closes connections and takes no new ones.
 	Cut bool
@@ -22,9 +22,11 @@ type Trouble struct {
 	Loss float64
 }
 
-// Gate is a proxy before a server, with an address of its own. It applies to each connection the fault that was set
-// for its origin. Between nodes the origin is the address that a node states in its greeting; all clients are "".
-// Close ends its goroutines.
+// Gate is a proxy before a server, with an address of its own. It applies to each
+// connection the fault that is set for its origin. Between nodes the origin is the
+// address that a node states in its greeting. The origin of all clients is "".
+//
+// Its methods are safe for concurrent use. Close ends its goroutines.
 type Gate struct {
 	target string
 	nodes  bool // the peers are nodes, which state their addresses
@@ -35,6 +37,8 @@ type Gate struct {
 	all      sync.WaitGroup
 	lost     atomic.Int64
 
+	// mu guards the fields below. changed is replaced whenever a fault is set, so that
+	// goroutines can wait for the next change without polling.
 	mu      sync.Mutex
 	trouble map[string]Trouble
 	changed chan struct{} // closed when trouble changes
@@ -73,7 +77,7 @@ func (g *Gate) Set(from string, t Trouble) {
 	if t.Cut {
 		for c, of := range g.conns {
 			if of == from {
-				_ = c.Close() // its goroutines find out
+				_ = c.Close() // its goroutines end by the error
 			}
 		}
 	}
@@ -85,13 +89,14 @@ func (g *Gate) Close() error {
 	err := g.listener.Close()
 	g.mu.Lock()
 	for c := range g.conns {
-		_ = c.Close() // its goroutines find out
+		_ = c.Close() // its goroutines end by the error
 	}
 	g.mu.Unlock()
 	g.all.Wait()
 	return err
 }
 
+// state returns the fault of an origin, and a channel that is closed at the next change.
 func (g *Gate) state(from string) (Trouble, <-chan struct{}) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -109,6 +114,7 @@ func (g *Gate) keep(c net.Conn, from string) bool {
 	return true
 }
 
+// forget removes connections that have ended.
 func (g *Gate) forget(conns ...net.Conn) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -117,6 +123,7 @@ func (g *Gate) forget(conns ...net.Conn) {
 	}
 }
 
+// accept accepts connections until the gate closes.
 func (g *Gate) accept() {
 	for {
 		c, err := g.listener.Accept()
@@ -124,7 +131,7 @@ func (g *Gate) accept() {
 			if g.ctx.Err() != nil {
 				return
 			}
-			continue // of this connection alone
+			continue // an error of this connection alone
 		}
 		g.all.Go(func() {
 			defer c.Close()
@@ -134,6 +141,7 @@ func (g *Gate) accept() {
 }
 
 // unknownOrigin is the origin of connections whose origin is not known yet.
+// Such connections are closed with the gate, and no fault applies to them.
 const unknownOrigin = "?"
 
 // serve forwards a connection until one of its ends is closed.
@@ -165,15 +173,19 @@ func (g *Gate) serve(c net.Conn) {
 	both.Wait()
 }
 
-// inGate is the most pieces in the gate for a connection and direction.
+// inGate is the most pieces in the gate for a connection and direction. A held connection
+// then blocks its sender, as a full TCP window would.
 const inGate = 256
 
+// piece is data in the gate, and when it may be delivered at the earliest.
 type piece struct {
 	data []byte
 	due  time.Time
 }
 
-// carry delivers what next returns until either end is closed, and then closes the other.
+// carry delivers what next returns until either end is closed, and then closes the other
+// end. One goroutine reads and another one delivers. Data that is delayed therefore
+// arrives later but at the same rate.
 func (g *Gate) carry(from string, source, to net.Conn, next func() (data []byte, whole bool, err error)) {
 	defer to.Close()
 	waiting := make(chan piece, inGate)
@@ -211,7 +223,8 @@ func (g *Gate) carry(from string, source, to net.Conn, next func() (data []byte,
 	}
 }
 
-// hold returns when something may be delivered, or false if it never may.
+// hold waits until a piece may be delivered. It returns false if the gate closed first. A
+// change of the fault applies also to pieces that wait already.
 func (g *Gate) hold(from string, due time.Time) bool {
 	for {
 		t, changed := g.state(from)
@@ -232,7 +245,8 @@ func (g *Gate) hold(from string, due time.Time) bool {
 	}
 }
 
-// chunks returns arriving data in pieces without meaning.
+// chunks returns arriving data in pieces of any size. None of them may be lost: without
+// frames the receiver could not find the next message.
 func chunks(c io.Reader) func() ([]byte, bool, error) {
 	return func() ([]byte, bool, error) {
 		b := make([]byte, 64<<10)

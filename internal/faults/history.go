@@ -14,7 +14,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The operations.
+// Commit and the constants below it are the operations. The comments list the fields of
+// Event that they use.
 const (
 	Commit  = "commit"  // Import and Digest into Dataset after Parent; Number is the assigned one
 	Drop    = "drop"    // Number
@@ -30,7 +31,7 @@ const (
 	Healed = "healed"
 )
 
-// The outcome of an operation.
+// Invoke, OK, Fail and Info are the types of an event. OK, Fail and Info are outcomes.
 const (
 	Invoke = "invoke" // the operation is about to begin
 	OK     = "ok"     // the operation took effect
@@ -38,7 +39,7 @@ const (
 	Info   = "info"   // the outcome is unknown, as for an operation without another event
 )
 
-// Damage that a reader of a snapshot may find.
+// Missing and Wrong are the damage that a reader of a snapshot may find.
 const (
 	Missing = "missing" // a blob or a chunk is not there
 	Wrong   = "wrong"   // the bytes differ from the imported ones
@@ -46,8 +47,9 @@ const (
 
 // Event is a line of a history: an operation begins or ends.
 type Event struct {
-	// Process is the process that does it. It does one operation at a time. One that was killed comes back under
-	// another name.
+	// Process is the process of the operation. A process does one operation at a time.
+	// After a kill it comes back under another name, because its last operation has no
+	// known end.
 	Process string `json:"process"`
 	Op      int64  `json:"op"` // counts the process's operations
 	Type    string `json:"type"`
@@ -65,21 +67,24 @@ type Event struct {
 	Count   int64   `json:"count,omitempty"`
 	Error   string  `json:"error,omitempty"`
 
-	// At is when, in nanoseconds of the machine's monotonic clock, which all
-	// processes share: before an operation begins, and after it has ended.
+	// At is in nanoseconds of the machine's monotonic clock, which all processes share.
+	// It is taken before an operation begins and after it has ended, so that the real
+	// operation is between the two. Faults change the wall clock, which is for people
+	// only.
 	At   int64     `json:"at"`
 	Wall time.Time `json:"wall"`
 }
 
-// Recorder writes a process's events, each in one write, so that a killed process leaves all of its events. One
-// goroutine uses it at a time.
+// Recorder writes a process's events. Each event is one write, so that a killed process
+// leaves all events that it recorded. One goroutine uses it at a time.
 type Recorder struct {
 	process string
 	file    *os.File
 	op      int64
 }
 
-// NewRecorder begins the file of a process in a folder.
+// NewRecorder creates the file of a process in a folder. It returns an error if the file
+// exists: two processes of one name would mix their operations.
 func NewRecorder(dir, process string) (*Recorder, error) {
 	f, err := os.OpenFile(filepath.Join(dir, process+".jsonl"), os.O_CREATE|os.O_EXCL|os.O_WRONLY|os.O_APPEND, 0o600)
 	if err != nil {
@@ -95,12 +100,13 @@ func (r *Recorder) Begin(e Event) (Event, error) {
 	return e, r.write(e)
 }
 
-// End records how it ended.
+// End records the outcome of an operation.
 func (r *Recorder) End(e Event, how string) error {
 	e.Type = how
 	return r.write(e)
 }
 
+// write appends an event with the current times.
 func (r *Recorder) write(e Event) error {
 	e.Process, e.At, e.Wall = r.process, monotonic(), time.Now()
 	line, err := json.Marshal(e)
@@ -114,6 +120,8 @@ func (r *Recorder) write(e Event) error {
 // Close ends the file.
 func (r *Recorder) Close() error { return r.file.Close() }
 
+// monotonic returns the monotonic clock of the machine. Go's own monotonic time has no
+// value that processes could compare.
 func monotonic() int64 {
 	var t unix.Timespec
 	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &t); err != nil {
@@ -122,8 +130,8 @@ func monotonic() int64 {
 	return t.Nano()
 }
 
-// ReadHistory reads the events of all processes that have a file in the folder,
-// in the order of time.
+// ReadHistory reads the events of all processes that have a file in the folder, in the
+// order of time.
 func ReadHistory(dir string) ([]Event, error) {
 	files, err := filepath.Glob(filepath.Join(dir, "*.jsonl"))
 	if err != nil {
@@ -135,7 +143,7 @@ func ReadHistory(dir string) ([]Event, error) {
 		if err != nil {
 			return nil, err
 		}
-		// A kill has cut a line without an end.
+		// A kill may have cut the last line. Its operation then has an unknown end.
 		lines := bufio.NewScanner(bytes.NewReader(text[:bytes.LastIndexByte(text, '\n')+1]))
 		lines.Buffer(nil, 1<<20)
 		for n := 1; lines.Scan(); n++ {

@@ -9,34 +9,35 @@ import (
 	"time"
 )
 
-// Kind of a fault.
+// Kind is the kind of a fault.
 type Kind string
 
-// The kinds of faults. Those of nodes have the number of one in Fault.Node, those
-// between two nodes have the other in Fault.To, and those of processes have a name in Fault.Process.
+// KillNode and the constants below it are the kinds of faults. A fault of a node has its
+// number in Fault.Node. A fault between two nodes has the other one in Fault.To. A fault
+// of a process has its name in Fault.Process.
 const (
 	KillNode    Kind = "kill node"    // SIGKILL; started again afterwards
-	StopNode    Kind = "stop node"    // SIGSTOP, SIGCONT
-	Clock       Kind = "clock"        // of a node, wrong by Fault.By
-	Isolate     Kind = "isolate"      // a node from both others, both ways
-	OneWay      Kind = "one way"      // what a node sends to another
-	Slow        Kind = "slow"         // all that a node sends and is sent by nodes, by Fault.By
-	Lossy       Kind = "lossy"        // Fault.Share of what a node sends and is sent by nodes
-	Clients     Kind = "clients"      // all clients from a node
+	StopNode    Kind = "stop node"    // SIGSTOP, and SIGCONT afterwards
+	Clock       Kind = "clock"        // the clock of a node is wrong by Fault.By
+	Isolate     Kind = "isolate"      // no data between a node and both others
+	OneWay      Kind = "one way"      // no data from a node to another one
+	Slow        Kind = "slow"         // data from and to a node is late by Fault.By
+	Lossy       Kind = "lossy"        // Fault.Share of the data from and to a node is lost
+	Clients     Kind = "clients"      // no data between all clients and a node
 	KillProcess Kind = "kill process" // SIGKILL; another takes its place at once
 	StopProcess Kind = "stop process"
 )
 
-// Fault is one of a schedule.
+// Fault is a fault of a schedule. Fields that its kind does not use are 0.
 type Fault struct {
-	At, For time.Duration // since the beginning
+	At, For time.Duration // since the start of the run, and the duration
 	Kind    Kind
 	Node    int // from 0
 	To      int
 	Process string
 	By      time.Duration
 	Share   float64
-	// Hold keeps what is sent and delivers it afterwards, where otherwise connections are cut.
+	// Hold delays the data until the fault is over. Without it, connections are cut.
 	Hold bool
 }
 
@@ -63,10 +64,11 @@ func (f Fault) String() string {
 	return s
 }
 
-// Nodes is how many there are.
+// Nodes is the number of nodes of the cluster. A quorum of three is two, so that one may
+// fail.
 const Nodes = 3
 
-// Schedule is what goes wrong in a run, in the order of time.
+// Schedule is the faults of a run, in the order of time.
 type Schedule []Fault
 
 // String lists the faults, one per line.
@@ -78,19 +80,23 @@ func (s Schedule) String() string {
 	return b.String()
 }
 
-// impairs says whether the fault takes a node away from a quorum.
+// impairs reports whether a fault removes a node from quorums.
 func (k Kind) impairs() bool { return k == KillNode || k == StopNode || k == Isolate || k == OneWay }
 
-// nodeStart is about how long a node takes to come back after it was started.
+// nodeStart is about how long a node takes to answer after its start.
 const nodeStart = 12 * time.Second
 
-// longRun is a run in which a process and a node are stopped for minutes for certain.
+// longRun is the length from which a run certainly stops a process and a node for
+// minutes.
 const longRun = 8 * time.Minute
 
-// NewSchedule draws the faults of a run that takes so long. The last tenth is left
-// to what the faults before have left behind. Stops take up to a quarter of the
-// run, and three minutes; a run of eight minutes has two of more than two. For most of
-// the time two nodes of three reach each other, or nothing would ever be done.
+// NewSchedule returns random faults for a run of the given length. The same seed gives
+// the same schedule. The last tenth of the run has no faults, so that the cluster can
+// recover.
+//
+// A stop takes at most a quarter of the run and at most three minutes. A run of eight
+// minutes has two stops of more than two minutes. For most of the time two nodes of three
+// reach each other, because otherwise no operation would ever succeed.
 func NewSchedule(seed uint64, length time.Duration, processes []string) Schedule {
 	r := rand.New(rand.NewPCG(seed, 0))
 	var s Schedule
@@ -99,6 +105,7 @@ func NewSchedule(seed uint64, length time.Duration, processes []string) Schedule
 	between := func(least, most time.Duration) time.Duration {
 		return least + rand64(r, most-least)
 	}
+	// The certain stops are added first. Random faults that clash with them are skipped.
 	if length >= longRun {
 		process := Fault{Kind: StopProcess, Process: processes[r.IntN(len(processes))]}
 		process.At, process.For = between(length/20, length/5), between(2*time.Minute, longest)
@@ -121,7 +128,7 @@ func NewSchedule(seed uint64, length time.Duration, processes []string) Schedule
 			f.For = 0
 		case Clock:
 			f.By = between(200*time.Millisecond, 8*time.Second)
-			if r.IntN(3) == 0 { // beyond what requests take at most
+			if r.IntN(3) == 0 { // longer than any timeout of a request
 				f.By = between(10*time.Second, 90*time.Second)
 			}
 			if r.IntN(2) == 0 {
@@ -135,6 +142,8 @@ func NewSchedule(seed uint64, length time.Duration, processes []string) Schedule
 			f.Share = 0.05 + 0.3*r.Float64()
 		}
 		f.For = min(f.For, end-at)
+		// One of ten of such faults is kept, so that a run also has times without a
+		// quorum.
 		if f.Kind.impairs() && s.impaired(f) && r.IntN(10) != 0 {
 			continue
 		}
@@ -150,12 +159,12 @@ func NewSchedule(seed uint64, length time.Duration, processes []string) Schedule
 	return s
 }
 
-// impaired says whether a node is away already at some time of a fault that takes one away.
+// impaired reports whether another fault removes a node from quorums at some time of f.
 func (s Schedule) impaired(f Fault) bool {
 	return slices.ContainsFunc(s, func(o Fault) bool { return o.Kind.impairs() && f.At < o.back() && o.At < f.back() })
 }
 
-// back is when what the fault took away is there again.
+// back returns when the node or process works again.
 func (f Fault) back() time.Duration {
 	if f.Kind == KillNode {
 		return f.At + f.For + nodeStart
@@ -163,12 +172,14 @@ func (f Fault) back() time.Duration {
 	return f.At + f.For
 }
 
+// rand64 returns a random duration below a limit.
 func rand64(r *rand.Rand, below time.Duration) time.Duration {
 	return time.Duration(r.Int64N(max(int64(below), 1)))
 }
 
-// draw returns a kind. A collection waits for each process that is gone, so it is
-// nodes and the network mostly that are in trouble.
+// draw returns a random kind. Three of four are faults of nodes and the network: a
+// garbage collection waits for each process that is gone, and a run with many of them
+// would collect nothing.
 func draw(r *rand.Rand) Kind {
 	nodes := []Kind{KillNode, StopNode, Clock, Clock, Isolate, OneWay, Slow, Lossy, Clients}
 	switch r.IntN(8) {
@@ -181,7 +192,8 @@ func draw(r *rand.Rand) Kind {
 	}
 }
 
-// clashes says whether another fault has the same hold of the same thing at the same time.
+// clashes reports whether another fault changes the same process, node or gates at the
+// same time. The end of one would otherwise end the other one as well.
 func (s Schedule) clashes(f Fault) bool {
 	for _, o := range s {
 		if f.At > o.At+o.For+time.Second || o.At > f.At+f.For+time.Second {

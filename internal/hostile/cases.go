@@ -10,29 +10,30 @@ import (
 	"google.golang.org/grpc/codes"
 )
 
-// Dataset is what the cases name, and an honest client reads: it has a column
-// "position", and a blob column "image". Scratch is what uploads are made for.
+// Dataset is the dataset that the cases name and that an honest client reads. It has a
+// column "position" and a blob column "image". Scratch is the dataset of uploads.
 const (
 	Dataset = "honest"
 	Scratch = "scratch"
 )
 
-// Case is something that a stranger can send.
+// Case is an attack: a request, or a behavior, of a client without any rights. Cases are
+// constant, and may run concurrently.
 type Case struct {
 	Name string
-	// Codes and Text are what it is answered with: one of the codes, and words of
-	// the message. No codes: it may be answered in any way, or not at all.
+	// Codes and Text describe the right answer: one of the codes, and words of the
+	// message. Without codes, any answer is right, and none at all too.
 	Codes []codes.Code
 	Text  string
-	// Heavy cases keep the server busy until their deadline, as those who sent
-	// them are entitled to: their own share of it.
+	// Heavy cases keep the server busy until their deadline. The server may let them: it
+	// owes each client a fair share, and the test checks that the others get theirs.
 	Heavy bool
-	// Admin says that the case is of the admin listener, which a target may not have.
+	// Admin cases attack the admin listener, which a target may not have.
 	Admin bool
 	Run   func(ctx context.Context, t Target) error
 }
 
-// Check is nil if err is what the case is to be answered with.
+// Check returns nil if err is the right answer to the case.
 func (c Case) Check(err error) error {
 	if len(c.Codes) == 0 {
 		return nil
@@ -49,6 +50,7 @@ func (c Case) Check(err error) error {
 	return fmt.Errorf("%s: the server said %w, want %s with %q", c.Name, err, c.Codes, c.Text)
 }
 
+// errNothing stands for success where an error was expected, so that messages read well.
 var errNothing = errors.New("nothing was wrong with it")
 
 func orNothing(err error) error {
@@ -64,19 +66,21 @@ var (
 	either    = []codes.Code{codes.InvalidArgument, codes.ResourceExhausted}
 )
 
-// Cases are all there are.
+// Cases returns all cases.
 func Cases() []Case {
 	return slices.Concat(uploads(), requests(), actionsAndNames(), samplesAndExpressions(), connections())
 }
 
-// asking is a case that makes one call.
+// asking returns a case that makes one call.
 func asking(name, method string, want []codes.Code, text string, messages ...[]byte) Case {
 	return Case{Name: name, Codes: want, Text: text, Run: func(ctx context.Context, t Target) error {
 		return t.Ask(ctx, method, messages...)
 	}}
 }
 
-// requests are tickets, descriptors and actions.
+// requests are cases of tickets, descriptors and actions. Most are small requests that
+// would cost the server much: nesting, repetition, and numbers at the ends of their
+// ranges.
 func requests() []Case {
 	zeros := strings.TrimSuffix(strings.Repeat("0,", 2000), ",")
 	slow := func(where string) string { return fmt.Sprintf(`{"dataset": %q, "where": %q}`, Dataset, where) }
@@ -146,7 +150,7 @@ func requests() []Case {
 	}
 }
 
-// stalled begins streams that are never read.
+// stalled begins n streams that it never reads, and keeps them open until ctx ends.
 func (t Target) stalled(ctx context.Context, n int, ticket string) error {
 	c, err := t.Dial(ctx)
 	if err != nil {
@@ -166,6 +170,7 @@ func (t Target) stalled(ctx context.Context, n int, ticket string) error {
 	return nil
 }
 
+// numbers returns a list of n positions, as JSON without brackets.
 func numbers(n int) string {
 	list := make([]string, n)
 	for i := range list {
@@ -174,7 +179,7 @@ func numbers(n int) string {
 	return strings.Join(list, ",")
 }
 
-// ranges is a number that n nested ranges find.
+// ranges returns an expression of n nested ranges. Each level multiplies the work.
 func ranges(n int) string {
 	return strings.Repeat("len(string(", n) + "position" + strings.Repeat(" in 1..9))", n)
 }

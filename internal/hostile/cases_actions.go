@@ -16,7 +16,7 @@ import (
 	"google.golang.org/protobuf/encoding/protowire"
 )
 
-// within is a protobuf field that holds messages.
+// within returns a protobuf field with messages, one after another.
 func within(number protowire.Number, messages ...[]byte) (b []byte) {
 	for _, m := range messages {
 		b = protowire.AppendBytes(protowire.AppendTag(b, number, protowire.BytesType), m)
@@ -24,10 +24,10 @@ func within(number protowire.Number, messages ...[]byte) (b []byte) {
 	return b
 }
 
-// action is an Action with a body.
+// action returns a serialized Action.
 func action(name string, body []byte) []byte { return append(textField(1, name), within(2, body)...) }
 
-// endpoints is a CancelFlightInfoRequest with tickets.
+// endpoints returns a serialized CancelFlightInfoRequest with n tickets.
 func endpoints(n int, ticket func(i int) string) []byte {
 	var list []byte
 	for i := range n {
@@ -36,7 +36,9 @@ func endpoints(n int, ticket func(i int) string) []byte {
 	return within(1, list)
 }
 
-// actionsAndNames are actions whose bodies ask for much work, and names that say what they should not.
+// actionsAndNames are cases of actions whose bodies request much work, and of names that
+// imitate messages of the server. A client follows "go on at" in an error, so that a name
+// in an error must not look like it.
 func actionsAndNames() []Case {
 	acting := func(name string, want []codes.Code, text, action_ string, body []byte) Case {
 		return asking(name, "DoAction", want, text, action(action_, body))
@@ -91,7 +93,8 @@ func actionsAndNames() []Case {
 	}
 }
 
-// manyTenants makes calls on the accounts of tenants that there are not.
+// manyTenants makes calls in the name of tenants that do not exist, each with another
+// name. The server must not keep a record of each.
 func manyTenants(ctx context.Context, t Target) error {
 	c, err := t.Dial(ctx, http2.Setting{ID: http2.SettingInitialWindowSize, Val: hugeFlow})
 	if err != nil {
@@ -122,7 +125,7 @@ func tenantField(name string) hpack.HeaderField {
 	return hpack.HeaderField{Name: "bowstring-tenant", Value: name}
 }
 
-// askAs is Ask on a tenant's account.
+// askAs is Ask in the name of a tenant.
 func (t Target) askAs(ctx context.Context, method, tenant string, message []byte) error {
 	c, err := t.Dial(ctx)
 	if err != nil {
@@ -144,7 +147,8 @@ var (
 	errUnlimited = errors.New("all guesses at the token were heard")
 )
 
-// guesses tries tokens at the admin listener. None is let in, and soon they are refused unheard.
+// guesses sends wrong tokens to the admin listener. None may be accepted, and after some
+// of them the listener has to reject the rest without checking them.
 func guesses(ctx context.Context, t Target) error {
 	d := net.Dialer{LocalAddr: &net.TCPAddr{IP: t.From}}
 	tr := &http.Transport{DialContext: d.DialContext}

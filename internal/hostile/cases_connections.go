@@ -14,7 +14,8 @@ import (
 	"google.golang.org/grpc/codes"
 )
 
-// connections are cases of HTTP/2 and of silence.
+// connections are cases of HTTP/2 frames, and of connections that are silent. Each flood
+// is one of the known attacks on HTTP/2, such as CVE-2023-44487, rapid reset.
 func connections() []Case {
 	return []Case{
 		{Name: "calls that say nothing", Codes: exhausted, Text: "RequestTimeout", Run: silentCalls},
@@ -95,8 +96,8 @@ func connections() []Case {
 	}
 }
 
-// silentCalls opens more calls than there may be streams, on three connections,
-// and says nothing on any. It is answered as the first of them is.
+// silentCalls opens more calls than streams may exist, on three connections, and sends
+// nothing. The answer is that of the first call.
 func silentCalls(ctx context.Context, t Target) error {
 	var first *Stream
 	for range 3 {
@@ -118,7 +119,7 @@ func silentCalls(ctx context.Context, t Target) error {
 	return first.Status(ctx)
 }
 
-// partly sends bytes of a call, and no end.
+// partly sends the beginning of a call and never its end.
 func (t Target) partly(ctx context.Context, method string, pieces ...[]byte) error {
 	c, err := t.Dial(ctx)
 	if err != nil {
@@ -137,7 +138,8 @@ func (t Target) partly(ctx context.Context, method string, pieces ...[]byte) err
 	return s.Status(ctx)
 }
 
-// crumbs sends a message in frames of one byte.
+// crumbs sends a message in frames of one byte. Each frame costs the server more than its
+// byte.
 func (t Target) crumbs(ctx context.Context) error {
 	c, err := t.Dial(ctx)
 	if err != nil {
@@ -156,7 +158,8 @@ func (t Target) crumbs(ctx context.Context) error {
 	return s.Status(ctx)
 }
 
-// unread asks for answers and grants no window for them.
+// unread requests answers and grants no window for them, so that the server has to buffer
+// them.
 func unread(ctx context.Context, t Target) error {
 	c, err := t.Dial(ctx, http2.Setting{ID: http2.SettingInitialWindowSize, Val: 0})
 	if err != nil {
@@ -176,10 +179,11 @@ func unread(ctx context.Context, t Target) error {
 	return s.Status(ctx)
 }
 
-// floodFrames is how often a flood repeats itself.
+// floodFrames is the number of frames of a flood. It is far more than a server should
+// accept.
 const floodFrames = 60_000
 
-// flood is a case of one frame again and again, on one connection.
+// flood returns a case that sends one kind of frame again and again, on one connection.
 func flood(name string, frame func(c *Conn, i uint32) error) Case {
 	return Case{Name: "flood of " + name, Run: func(ctx context.Context, t Target) error {
 		return t.frames(ctx, func(c *Conn) error {
@@ -196,7 +200,7 @@ func flood(name string, frame func(c *Conn, i uint32) error) Case {
 	}}
 }
 
-// frames writes to a connection and waits a moment for what the server says.
+// frames writes to a connection, and waits a moment for the server to close it.
 func (t Target) frames(ctx context.Context, write func(*Conn) error) error {
 	c, err := t.Dial(ctx)
 	if err != nil {
@@ -214,10 +218,11 @@ func (t Target) frames(ctx context.Context, write func(*Conn) error) error {
 	return err
 }
 
-// moment is how long a case waits to be cut off, if that may be.
+// moment is how long a case waits for the server to close the connection, if it may.
 const moment = 200 * time.Millisecond
 
-// withHeaders sends a header n times in one call.
+// withHeaders sends a header n times in one call. HPACK encodes a repeated header in a
+// byte, so that a small request can expand to many megabytes.
 func (t Target) withHeaders(ctx context.Context, h hpack.HeaderField, n int) error {
 	return t.frames(ctx, func(c *Conn) error {
 		c.mu.Lock()
@@ -247,7 +252,8 @@ func (t Target) withHeaders(ctx context.Context, h hpack.HeaderField, n int) err
 	})
 }
 
-// raw sends bytes, and waits for the server to hang up.
+// raw sends bytes that are no valid HTTP/2, and waits for the server to close the
+// connection.
 func (t Target) raw(ctx context.Context, b []byte) error {
 	c, err := t.dialRaw(ctx)
 	if err != nil {
@@ -266,6 +272,8 @@ func (t Target) raw(ctx context.Context, b []byte) error {
 	return ignoreReset(err)
 }
 
+// ignoreReset returns nil for errors of the network: a server may reset such a
+// connection.
 func ignoreReset(err error) error {
 	if _, ok := errors.AsType[*net.OpError](err); ok {
 		return nil
@@ -273,7 +281,8 @@ func ignoreReset(err error) error {
 	return err
 }
 
-// silentConnections opens many, and waits for them to be closed.
+// silentConnections opens 1,200 connections, sends nothing, and waits until the server
+// closes them.
 func silentConnections(ctx context.Context, t Target) error {
 	var open []net.Conn
 	defer func() {

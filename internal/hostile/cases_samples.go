@@ -14,10 +14,11 @@ import (
 	"google.golang.org/grpc/codes"
 )
 
-// samplesName begins the names of the datasets that attackers upload, of one cell each.
+// samplesName is the prefix of the datasets that attackers upload, of one cell each.
 const samplesName = "hostile-"
 
-// reading uploads a cell, and reads it by what is said of operators. An attacker has the cell that he likes.
+// reading returns a case that uploads a cell and reads it with operators. An attacker who
+// may upload controls each byte that the decoders see.
 func reading(name, media string, cell func() []byte, steps string) Case {
 	dataset := samplesName + strings.Map(func(r rune) rune {
 		if r >= 'a' && r <= 'z' || r >= '0' && r <= '9' {
@@ -40,13 +41,14 @@ func reading(name, media string, cell func() []byte, steps string) Case {
 	}}
 }
 
-// refused is a case that is to be refused, with words of the message.
+// refused turns c into a case that the server has to reject, with words of the message.
 func refused(c Case, want []codes.Code, text string) Case {
 	c.Heavy, c.Codes, c.Text = false, want, text
 	return c
 }
 
-// samplesAndExpressions are cells, operators and expressions that cost more than they look like.
+// samplesAndExpressions are cells, operators and expressions that cost more than their
+// size suggests.
 func samplesAndExpressions() []Case {
 	square := func(side int) []byte {
 		var b bytes.Buffer
@@ -103,24 +105,27 @@ func samplesAndExpressions() []Case {
 	}
 }
 
-// growing is a list of steps whose images grow beyond what int64 counts.
+// growing returns a list of steps whose images grow until their number of pixels exceeds
+// int64. A server that computes the cost with wraparound would accept it.
 func growing(first string) string {
 	return `{"Decode": {}}, ` + first + strings.Repeat(`, {"RandomRotation": {"degrees": 45, "expand": true}}`, 37) +
 		strings.Repeat(`, {"Pad": {"padding": 4096}}`, 4)
 }
 
-// trees is a WebP of a few kilobytes whose tables take hundreds of megabytes. A test of the decoder writes it.
+// trees is a WebP of a few kilobytes whose tables take hundreds of megabytes. A test of
+// the decoder writes it.
 //
 //go:embed testdata/trees.webp
 var trees []byte
 
-// manyScans is a progressive JPEG of grey zeros: one scan, and a refinement for each bit below.
+// manyScans returns a progressive JPEG of zeros: one scan, and a refinement for each bit
+// below it. Each scan makes the decoder pass over the whole image.
 func manyScans(side int) []byte {
 	file := append([]byte("\xff\xd8\xff\xdb\x00\x43\x00"), bytes.Repeat([]byte{1}, 64)...)
 	file = append(file, "\xff\xc2\x00\x0b\x08"...)
 	file = binary.BigEndian.AppendUint16(binary.BigEndian.AppendUint16(file, uint16(side)), uint16(side))
 	file = append(file, "\x01\x01\x11\x00"...)
-	// One code of one bit: no difference.
+	// The Huffman table has one code of one bit, which means no difference.
 	file = append(append(file, "\xff\xc4\x00\x14\x00\x01"...), make([]byte, 16)...)
 	scan := make([]byte, (side/8*side/8+7)/8)
 	for low := 13; low >= 0; low-- {
@@ -134,7 +139,7 @@ func manyScans(side int) []byte {
 	return append(file, 0xff, 0xd9)
 }
 
-// wave is a file of silence of that many samples.
+// wave returns a WAV file of silence with that many samples, as 16-bit PCM of 16 kHz.
 func wave(samples int) []byte {
 	b := make([]byte, 44+2*samples)
 	copy(b, "RIFF")
@@ -152,7 +157,8 @@ func wave(samples int) []byte {
 	return b
 }
 
-// claimingPNG is a PNG of a few bytes that says how large it is.
+// claimingPNG returns a PNG of a few bytes whose header claims a size. A decoder that
+// allocates by the header alone would take the memory of the claim.
 func claimingPNG(width, height uint32) []byte {
 	b := []byte("\x89PNG\r\n\x1a\n")
 	chunk := func(kind string, data []byte) {

@@ -1,6 +1,6 @@
-// Attacker sends all that package hostile knows to a server of this machine,
-// again and again, for a time, and prints a JSON line for each case: what was
-// answered, how long that took, and what was wrong with it.
+// Command attacker sends all cases of package hostile to a server of this machine, again
+// and again, for a time. It prints a JSON line for each case: the answer, the time, and
+// what was wrong with the answer.
 //
 //	go run ./internal/hostile/attacker -addr 127.0.0.1:8815 -seconds 60
 package main
@@ -18,10 +18,12 @@ import (
 	"bowstring/internal/hostile"
 )
 
-// heavy is how long cases go on that keep the server busy for as long as they
-// are let.
+// heavy limits cases that keep the server busy as long as they may. The other cases would
+// otherwise not come to their turn.
 const heavy = 2 * time.Second
 
+// main parses the flags and attacks until the time is over. Wrong answers are in the
+// output and do not change the exit status, because a script judges them.
 func main() {
 	addr := flag.String("addr", "", "host:port of the server, on this machine")
 	admin := flag.String("admin", "", "host:port of the server's admin listener, on this machine")
@@ -36,7 +38,7 @@ func main() {
 	}
 }
 
-// line is what is said of a case.
+// line is the result of a case.
 type line struct {
 	Case    string  `json:"case"`
 	Answer  string  `json:"answer"`
@@ -45,6 +47,8 @@ type line struct {
 	Wrong   string  `json:"wrong,omitempty"`
 }
 
+// attack runs the cases in their order until ctx ends. It connects from 127.0.0.2, so
+// that the limits by address do not affect honest clients at 127.0.0.1.
 func attack(ctx context.Context, addr, admin, only string) error {
 	target := hostile.Target{Addr: addr, From: net.IPv4(127, 0, 0, 2), Admin: admin}
 	out := json.NewEncoder(os.Stdout)
@@ -65,6 +69,8 @@ func attack(ctx context.Context, addr, admin, only string) error {
 	return nil
 }
 
+// one runs a case and checks the answer. An answer after the end of the whole attack is
+// not judged, because the deadline itself changes it.
 func one(ctx context.Context, c hostile.Case, target hostile.Target) line {
 	whole := ctx
 	if c.Heavy {
