@@ -93,6 +93,7 @@ type canvas struct {
 	perRow, perLine int // work of a row of the source and of a row of the result, in steps
 }
 
+// spend counts work for the run. It panics with stopped if the run must end.
 func (c *canvas) spend(steps int) { c.s.spend(steps) }
 
 // reset makes pix the image: w by h pixels of that many interleaved bytes.
@@ -110,6 +111,7 @@ func (c *canvas) view(w, h int) {
 // size returns the current size of the image in pixels.
 func (c *canvas) size() (w, h int) { return c.window.Dx(), c.window.Dy() }
 
+// resized reports whether a resize is pending.
 func (c *canvas) resized() bool { return c.to != c.box.Size() }
 
 // crop keeps only r, in pixels of the current image. r must be inside the image.
@@ -188,13 +190,15 @@ func (c *canvas) replace(pix []byte, w, h, channels int) {
 	c.shared = false
 }
 
-// toRaster is a resample.Sink that collects the rows in a buffer.
+// toRaster is a resample.Sink that collects the rows in a buffer. It allocates when the
+// first row comes, because the number of channels is known only after decoding has begun.
 type toRaster struct {
 	c    *canvas
 	w, h int
 	pix  []byte
 }
 
+// Row implements resample.Sink.
 func (t *toRaster) Row(y int, pixels []byte) {
 	t.c.spend(t.c.perLine)
 	if t.pix == nil {

@@ -30,8 +30,9 @@ func blend(degenerate, pixel uint8, factor float32) uint8 {
 	return uint8(v)
 }
 
-// parts returns the image's pixels for writing, in parts of at most partPixels. Each
-// pixel takes that number of steps, and perChannel more for each channel.
+// parts returns the image's pixels for writing, in parts of at most partPixels. Each pixel
+// takes that number of steps, and perChannel more for each channel. The caller must use all
+// parts: the steps of a part are counted when it is yielded.
 func (c *canvas) parts(steps, perChannel int) iter.Seq[[]byte] {
 	pix := c.own()
 	steps += perChannel * c.channels
@@ -45,7 +46,8 @@ func (c *canvas) parts(steps, perChannel int) iter.Seq[[]byte] {
 	}
 }
 
-// partPixels is the number of pixels between two checks of the context.
+// partPixels is the number of pixels between two checks of the context. It bounds how late
+// a run notices that it was cancelled.
 const partPixels = 1 << 16
 
 // through maps each byte by the table.
@@ -57,7 +59,8 @@ func (c *canvas) through(t *[256]uint8) {
 	}
 }
 
-// toward blends all pixels with a constant, by a table.
+// toward blends all pixels with a constant, by a table. A table is exact here: the blend of
+// a byte with a constant depends only on the byte.
 func (c *canvas) toward(value uint8, factor float64) {
 	var t [256]uint8
 	for i := range t {
@@ -73,7 +76,8 @@ func (c *canvas) brightness(factor float64) {
 	}
 }
 
-// contrast blends with the rounded mean luma of the image, as ImageEnhance.Contrast.
+// contrast blends with the rounded mean luma of the image, as ImageEnhance.Contrast. It
+// needs a pass over the image before the table is known.
 func (c *canvas) contrast(factor float64) {
 	if float32(factor) == 1 {
 		return
@@ -107,8 +111,9 @@ func (c *canvas) saturation(factor float64) {
 	}
 }
 
-// hue rotates the hue by factor, a part of the circle in [-0.5, 0.5]. The hue is one
-// byte, and addition wraps, as in torchvision's adjust_hue of PIL images.
+// hue rotates the hue by factor, a part of the circle in [-0.5, 0.5]. The hue is one byte,
+// and addition wraps, as in torchvision's adjust_hue of PIL images. The addition of bytes
+// is the wrap around the circle.
 func (c *canvas) hue(factor float64) {
 	if c.channels != 3 {
 		return
@@ -123,7 +128,8 @@ func (c *canvas) hue(factor float64) {
 }
 
 // toHSV is rgb2hsv of Convert.c: hue, saturation and value in 0 to 255. Some sums are in
-// double precision there, so they are here.
+// double precision there, so they are here. Any other precision would move some hues by
+// one.
 func toHSV(r, g, b uint8) (h, s, v uint8) {
 	high, low := max(r, g, b), min(r, g, b)
 	if high == low {
@@ -144,7 +150,8 @@ func toHSV(r, g, b uint8) (h, s, v uint8) {
 	return uint8(int(float64(turn) * 255)), uint8(int(float64(span/float32(high)) * 255)), high
 }
 
-// fromHSV is hsv2rgb of Convert.c.
+// fromHSV is hsv2rgb of Convert.c. The conversions to float64 and float32 stand where C
+// converts.
 func fromHSV(h, s, v uint8) (r, g, b uint8) {
 	if s == 0 {
 		return v, v, v
@@ -171,9 +178,10 @@ func fromHSV(h, s, v uint8) (r, g, b uint8) {
 	}
 }
 
-// sharpness blends with the smoothed image, ImageFilter.SMOOTH: weights 5 for the pixel
-// and 1 for each of its eight neighbours, divided by 13. The border pixels stay
-// unchanged, as in ImageEnhance.Sharpness.
+// sharpness blends with the smoothed image, ImageFilter.SMOOTH: weights 5 for the pixel and
+// 1 for each of its eight neighbours, divided by 13. The border pixels stay unchanged, as
+// in ImageEnhance.Sharpness. It writes to a second buffer: every pixel needs its old
+// neighbours. An image without inner pixels is unchanged.
 func (c *canvas) sharpness(factor float64) {
 	if float32(factor) == 1 {
 		return
@@ -222,8 +230,8 @@ func (c *canvas) solarize(threshold float64) {
 	c.through(&t)
 }
 
-// perChannel maps each channel by a table that make computes from the channel's
-// histogram.
+// perChannel maps each channel by a table that make computes from the channel's histogram.
+// It makes two passes, because a table is known only after the whole histogram.
 func (c *canvas) perChannel(make func(bins *[256]int) [256]uint8) {
 	var bins [4][256]int
 	for pix := range c.parts(0, binSteps/2) {
@@ -278,8 +286,9 @@ func autoContrast(bins *[256]int) [256]uint8 {
 	return t
 }
 
-// equalize makes the histogram uniform, as ImageOps.equalize. The last used value does
-// not count in the step, as there.
+// equalize makes the histogram uniform, as ImageOps.equalize. The last used value does not
+// count in the step, as there. A channel with one value, or with too few pixels for a step,
+// stays unchanged.
 func equalize(bins *[256]int) [256]uint8 {
 	t := same()
 	sum, last, kinds := 0, 0, 0
@@ -302,7 +311,7 @@ func equalize(bins *[256]int) [256]uint8 {
 }
 
 // jitter is ColorJitter: it changes brightness, contrast, saturation and hue in a random
-// order.
+// order. It is immutable. A factor that is always neutral is skipped, but its draw is not.
 type jitter struct {
 	ranges [4][2]float64 // [low, high] of each factor, in the order of jitters
 	unset  [4]bool       // factors that never change anything
@@ -351,8 +360,9 @@ func (p *params) around(name string, hue bool) (r [2]float64, unset bool) {
 	return r, r[0] == centre && r[1] == centre
 }
 
-// Draws: three for the order (Fisher-Yates), then one for each factor, also for unused
-// ones. So that draws of later steps do not depend on the parameters.
+// apply implements operator. It draws three numbers for the order (Fisher-Yates), and then
+// one for each factor, also for unused ones. Draws of later steps therefore do not depend
+// on the parameters.
 func (o *jitter) apply(c *canvas, numbers *draw.Source) ([]program.Value, error) {
 	order := [4]int{0, 1, 2, 3}
 	for i := 3; i > 0; i-- {
@@ -424,9 +434,9 @@ func newGaussianBlur(b *builder, p *params) *program.StepError {
 	return b.colours(o, true, 1, 3)
 }
 
-// kernel returns n weights, which sum to 65536. Integer arithmetic gives the same result
-// on all CPUs, although exponentials may differ in the last bit. The rounding error goes
-// to the middle weight.
+// kernel returns n weights, which sum to 65536. Integer arithmetic gives the same result on
+// all CPUs, although exponentials may differ in the last bit. The rounding error goes to
+// the middle weight. n is odd, so that there is a middle.
 func kernel(n int, sigma float64) []uint32 {
 	weights, sum := make([]float64, n), 0.0
 	for i := range weights {
@@ -446,8 +456,9 @@ func kernel(n int, sigma float64) []uint32 {
 	return parts
 }
 
-// apply implements operator. An image that is not larger than half the kernel is an
-// error, like in torch: its reflection is undefined.
+// apply implements operator. An image that is not larger than half the kernel is an error,
+// like in torch: its reflection is undefined. The passes are separate: a kernel of k x k
+// costs 2k steps for each value instead of k * k.
 func (o *blur) apply(c *canvas, numbers *draw.Source) ([]program.Value, error) {
 	sigma := numbers.Uniform(o.low, o.high)
 	pix := c.raster()
@@ -557,7 +568,8 @@ func newRandAugment(b *builder, p *params) *program.StepError {
 }
 
 // linear is torch.linspace(from, to, bins)[magnitude] in single precision. Like torch, it
-// computes the upper half from the end.
+// computes the upper half from the end. The order of operations decides the last bit, which
+// decides rounding later.
 func (o *randAugment) linear(from, to float64) float64 {
 	step := float32(to-from) / float32(o.bins-1)
 	if o.magnitude < o.bins/2 {
@@ -567,7 +579,8 @@ func (o *randAugment) linear(from, to float64) float64 {
 }
 
 // apply implements operator. It returns the kind and the signed magnitude of each
-// operation.
+// operation. Both draws are made for each operation, so that the number of draws does not
+// depend on the kind.
 func (o *randAugment) apply(c *canvas, numbers *draw.Source) ([]program.Value, error) {
 	var values []program.Value
 	// Draws per operation: kind, then sign.
@@ -644,7 +657,8 @@ func degrees(shear float64) float64 { return math.Atan(shear) * (180 / math.Pi) 
 
 func radians(angle float64) float64 { return angle * (math.Pi / 180) }
 
-// colour applies an operation on colours. Factors are 1 + m.
+// colour applies an operation on colours. Factors are 1 + m. kind must be one of the
+// operations after augRotate; others change nothing.
 func colour(c *canvas, kind int, m float64) {
 	switch kind {
 	case augBrightness:
@@ -675,8 +689,8 @@ func (o *randAugment) bound(e extent) (extent, program.Cost) {
 }
 
 // erasing is RandomErasing (Zhong et al.: "Random Erasing Data Augmentation", 2017): it
-// fills a random box. Before ToDtype it is a step on pixels, after it a step on the
-// result.
+// fills a random box. Before ToDtype it is a step on pixels, after it a step on the result.
+// Its place in the list of steps decides which of apply and lay runs.
 type erasing struct {
 	p                         float64   // probability
 	least, most, narrow, wide float64   // ranges of the area's share and of height / width
@@ -718,8 +732,8 @@ func newRandomErasing(b *builder, p *params) *program.StepError {
 	return p.err
 }
 
-// box is torchvision's make_params: up to ten attempts. The empty box means that nothing
-// is erased.
+// box is torchvision's make_params: up to ten attempts. The empty box means that nothing is
+// erased. Ten attempts bound the work: a share and a ratio may fit no box of the image.
 func (o *erasing) box(w, h int, numbers *draw.Source) image.Rectangle {
 	if !numbers.Chance(o.p) {
 		return image.Rectangle{}
@@ -765,11 +779,14 @@ func (o *erasing) bound(e extent) (extent, program.Cost) {
 	return e, e.each(e.channels * (eraseSteps + 1))
 }
 
-// lay erases in the result, in its type and layout.
+// lay erases in the result, in its type and layout. out has been written completely by
+// then.
 func (o *erasing) lay(c *canvas, out *output, numbers *draw.Source) []program.Value {
 	box := o.box(out.width, out.height, numbers)
 	size := sizeOf(out.dtype)
 	for k := range out.channels {
+		// The value is not normalised: torchvision's RandomErasing after Normalize writes
+		// it as it is.
 		bits := element(float32(o.value(k)), out.dtype)
 		for y := box.Min.Y; y < box.Max.Y; y++ {
 			c.spend(box.Dx() * eraseSteps)

@@ -87,7 +87,8 @@ func (o *decode) apply(c *canvas, _ *draw.Source) ([]program.Value, error) {
 }
 
 // coloursOf returns the conversion of the file's RGB pixels to sRGB. It fails if the
-// profile is invalid or is for another colour space than the pixels.
+// profile is invalid or is for another colour space than the pixels. A profile that is
+// ignored is never parsed, so a damaged one fails only if it is needed.
 func coloursOf(file []byte, h codec.Header) (*icc.Transform, error) {
 	data, err := codec.Profile(file, h, icc.MaxBytes)
 	if err != nil {
@@ -122,7 +123,8 @@ func (o *decode) bound(e extent) (extent, program.Cost) {
 	return e, takes
 }
 
-// orient applies an Exif orientation, 1 to 8, so that the image is upright.
+// orient applies an Exif orientation, 1 to 8, so that the image is upright. Mirroring costs
+// nothing now; a transposition needs the pixels.
 func (c *canvas) orient(orientation int) {
 	c.flipX = orientation == 2 || orientation == 3
 	c.flipY = orientation == 3 || orientation == 4
@@ -149,7 +151,8 @@ func (c *canvas) orient(orientation int) {
 	c.flipY = orientation == 8 || orientation == 7
 }
 
-// interpolation reads the filter. Masks always use the nearest pixel.
+// interpolation reads the filter. Masks always use the nearest pixel. A mask has numbers of
+// classes, and the mean of two classes is a third one.
 func (p *params) interpolation(b *builder, otherwise string) resample.Filter {
 	names := []string{"nearest", "nearest-exact", "bilinear", "bicubic", "box", "hamming", "lanczos"}
 	v := p.word("interpolation", otherwise, names...)
@@ -174,7 +177,8 @@ func (p *params) antialias() {
 }
 
 // resize is Resize: to w by h pixels, or the shorter side to short, or the longer one to
-// most.
+// most. Exactly one form is set: both sides, the shorter side with an optional limit, or
+// the longer side.
 type resize struct {
 	h, w, short, most int // pixels; 0: not given
 	filter            resample.Filter
@@ -224,7 +228,7 @@ func newResize(b *builder, p *params) *program.StepError {
 }
 
 // target is torchvision's _compute_resized_output_size: the size for an image of w by h.
-// Sides are truncated, as there.
+// Sides are truncated, as there. Both results are at least 1.
 func (o *resize) target(w, h int) (int, int) {
 	if o.h > 0 {
 		return o.w, o.h
@@ -260,7 +264,8 @@ func (o *resize) bound(e extent) (extent, program.Cost) {
 	return e.resized(w, h), passes(e, w, h, o.filter)
 }
 
-// flip is RandomHorizontalFlip or RandomVerticalFlip.
+// flip is RandomHorizontalFlip or RandomVerticalFlip. It is immutable. The draw decides,
+// and the canvas keeps the result.
 type flip struct {
 	p        float64 // probability
 	vertical bool
@@ -306,6 +311,8 @@ func boxValues(r image.Rectangle) []program.Value {
 }
 
 // affine maps a pixel (x, y) of the result to the source: (a*x + b*y + c, d*x + e*y + f).
+// It is the inverse of the motion that a user describes: each pixel of the result looks up
+// its source.
 type affine [6]float64
 
 // at maps a point. The conversions to float64 prevent the compiler from fusing products
@@ -349,7 +356,8 @@ func (c *canvas) transform(m affine, w, h int, bilinear bool, fill []byte) {
 	c.replace(to, w, h, n)
 }
 
-// warp is the state of one transform.
+// warp is the state of one transform. It lives for one call of transform. in and out are
+// different buffers.
 type warp struct {
 	s                       *scratch
 	m                       affine
@@ -358,7 +366,8 @@ type warp struct {
 	w, h                    int    // of out
 }
 
-// put copies one pixel if it is inside of the source.
+// put copies one pixel if it is inside of the source. Otherwise the pixel keeps the fill
+// colour.
 func (t *warp) put(x, y, fromX, fromY int) {
 	if fromX >= 0 && fromX < t.width && fromY >= 0 && fromY < t.height {
 		n := t.channels
@@ -366,7 +375,8 @@ func (t *warp) put(x, y, fromX, fromY int) {
 	}
 }
 
-// coordinate is the pixel at position v, or -1: COORD of Geometry.c.
+// coordinate is the pixel at position v, or -1: COORD of Geometry.c. The bound keeps the
+// conversion to int defined.
 func coordinate(v float64) int {
 	if v < 0 {
 		return -1
@@ -374,7 +384,8 @@ func coordinate(v float64) int {
 	return int(min(v, 1<<30))
 }
 
-// scale adds up coordinates, as ImagingScaleAffine: their rounding depends on it.
+// scale adds up coordinates, as ImagingScaleAffine: their rounding depends on it. A product
+// for each pixel would round differently from Pillow's sum.
 func (t *warp) scale() {
 	y := t.m[5] + float64(t.m[4]*0.5)
 	for i := range t.h {
@@ -399,8 +410,8 @@ func (t *warp) small() bool {
 	return true
 }
 
-// fixed samples the nearest pixel with coordinates of 16 bits of fraction, as
-// affine_fixed of Geometry.c.
+// fixed samples the nearest pixel with coordinates of 16 bits of fraction, as affine_fixed
+// of Geometry.c. small has excluded an overflow of int32.
 func (t *warp) fixed() {
 	fix := func(v float64) int32 { return int32(math.Floor(float64(v*65536) + 0.5)) }
 	m := &t.m
@@ -421,7 +432,7 @@ func (t *warp) fixed() {
 }
 
 // nearest samples the nearest pixel in double precision. Coordinates are sums along the
-// row, as in Geometry.c.
+// row, as in Geometry.c. It is for matrices whose coordinates exceed fixed point.
 func (t *warp) nearest() {
 	m := &t.m
 	x0 := float64(m[2]+float64(m[1]*0.5)) + float64(m[0]*0.5)
@@ -516,7 +527,7 @@ func (c *canvas) rotate(degrees float64, bilinear, expand bool, centre []float64
 }
 
 // expand changes the matrix so that the result contains the whole image, and returns the
-// size of the result.
+// size of the result. The size is rounded outwards on both ends, as in Image.rotate.
 func (m *affine) expand(w, h int) (int, int) {
 	var low, high [2]float64
 	for i, p := range [4][2]int{{0, 0}, {w, 0}, {w, h}, {0, h}} {
@@ -531,7 +542,8 @@ func (m *affine) expand(w, h int) (int, int) {
 	return nw, nh
 }
 
-// rotation is RandomRotation: by a random angle.
+// rotation is RandomRotation: by a random angle. fill is the colour outside of the source,
+// by channel.
 type rotation struct {
 	low, high        float64 // degrees
 	bilinear, expand bool
@@ -620,7 +632,7 @@ func newRandomResizedCrop(b *builder, p *params) *program.StepError {
 }
 
 // box is torchvision's get_params: up to ten random boxes, then the largest centred box
-// with an allowed ratio.
+// with an allowed ratio. The number of draws depends on the attempts, as in torchvision.
 func (o *randomResizedCrop) box(w, h int, numbers *draw.Source) image.Rectangle {
 	area := float64(w) * float64(h)
 	for range 10 {
@@ -691,7 +703,8 @@ func (o *centerCrop) bound(e extent) (extent, program.Cost) {
 	return e.resized(o.w, o.h), e.resized(max(e.w, o.w), max(e.h, o.h)).padded()
 }
 
-// randomCrop is RandomCrop: a random box of h by w, after padding.
+// randomCrop is RandomCrop: a random box of h by w, after padding. padding is never nil; a
+// mode other than constant repeats pixels.
 type randomCrop struct {
 	h, w    int
 	padding *margins
@@ -799,7 +812,8 @@ type margins struct {
 	fill                     []byte // one for all channels, or one for each
 }
 
-// maxMargin is the maximum padding of a side in pixels.
+// maxMargin is the maximum padding of a side in pixels. It bounds the memory that a small
+// image can demand.
 const maxMargin = 1 << 12
 
 // margins reads one number for all sides, two for the sides and for top and bottom, or
@@ -865,7 +879,8 @@ func (m *margins) fits(w, h int) error {
 	return nil
 }
 
-// pad replaces the image by a padded one.
+// pad replaces the image by a padded one. Rows are built one by one: the inner part is
+// copied, and only the margins are computed.
 func (c *canvas) pad(m margins) {
 	if m.left|m.top|m.right|m.bottom == 0 {
 		return
@@ -913,7 +928,7 @@ func fillRow(row, colour []byte) {
 }
 
 // beyond maps index i, which may be outside of [0, n), to the pixel to use, or to -1 for
-// the fill colour.
+// the fill colour. fits has excluded indices that one reflection does not bring back.
 func beyond(i, n int, mode string) int {
 	if i >= 0 && i < n {
 		return i

@@ -12,7 +12,9 @@ import (
 	"bowstring/fetch/operators/program"
 )
 
-// output is a resample.Sink that writes the rows into the memory of the result.
+// output is a resample.Sink that writes the rows into the memory of the result. It lives as
+// long as one run. dst belongs to the caller of the run, and must have room for the whole
+// result.
 type output struct {
 	dst           []byte
 	width, height int
@@ -23,13 +25,16 @@ type output struct {
 	wide          int    // bytes of a channel if they are more than one; else 0
 }
 
-// table maps each byte to the bits of its element, in the type of the result: one table
-// for all channels, or one for each.
+// table maps each byte to the bits of its element, in the type of the result: one table for
+// all channels, or one for each. Looking up a byte replaces conversion, scaling and
+// normalisation of each pixel: all of them depend on the byte alone. It is immutable and
+// shared by all runs of a program.
 type table struct {
 	bits [][256]uint32
 }
 
-// sizeOf is the number of bytes of an element.
+// sizeOf is the number of bytes of an element. All types have a fixed size, so the memory
+// of a result is known before decoding.
 func sizeOf(t program.DType) int {
 	switch t {
 	case program.Uint8:
@@ -49,7 +54,8 @@ func (t *table) channel(channel int) *[256]uint32 {
 	return &t.bits[channel]
 }
 
-// Row implements resample.Sink.
+// Row implements resample.Sink. pixels may be longer than the row, because buffers have
+// room for vector loads. Row does not keep it.
 func (o *output) Row(y int, pixels []byte) {
 	n := o.width * o.channels
 	if o.wide > 0 {
@@ -67,7 +73,8 @@ func (o *output) Row(y int, pixels []byte) {
 	}
 }
 
-// deep writes one row of 16-bit channels, or of one channel of numbers.
+// deep writes one row of 16-bit channels, or of one channel of numbers. Its elements are in
+// the order of the tensor already, so they are only moved.
 func (o *output) deep(y int, pixels []byte) {
 	if !o.planar || o.channels == 1 {
 		copy(o.dst[y*len(pixels):], pixels)
@@ -82,7 +89,8 @@ func (o *output) deep(y int, pixels []byte) {
 	}
 }
 
-// interleaved writes a row in HWC layout.
+// interleaved writes a row in HWC layout. The channel is the outer loop: each channel has
+// its own table, and a table stays in the CPU cache for a row.
 func (o *output) interleaved(to, pixels []byte) {
 	if o.dtype == program.Uint8 {
 		copy(to, pixels)
@@ -103,7 +111,8 @@ func (o *output) interleaved(to, pixels []byte) {
 	}
 }
 
-// plane writes channel c of a row in CHW layout.
+// plane writes channel c of a row in CHW layout. The type is chosen once for the row and
+// not for each pixel.
 func (o *output) plane(to, pixels []byte, c int) {
 	step := o.channels
 	switch o.dtype {
@@ -126,7 +135,9 @@ func (o *output) plane(to, pixels []byte, c int) {
 	}
 }
 
-// half rounds to float16 (IEEE 754 binary16), to nearest with ties to even.
+// half rounds to float16 (IEEE 754 binary16), to nearest with ties to even. Go has no such
+// type. Values beyond the range become infinite, values below the smallest subnormal become
+// zero, and NaN stays NaN.
 func half(f float32) uint16 {
 	b := math.Float32bits(f)
 	sign := uint16(b >> 16 & 0x8000)
@@ -147,6 +158,7 @@ func half(f float32) uint16 {
 		exponent = -15
 	}
 	kept := uint32(exponent+15)<<10 + fraction>>shift
+	// A carry out of the fraction increments the exponent, which is what rounding up means.
 	rest, middle := fraction&(1<<shift-1), uint32(1)<<(shift-1)
 	if rest > middle || rest == middle && kept&1 == 1 {
 		kept++
@@ -154,7 +166,7 @@ func half(f float32) uint16 {
 	return sign | uint16(kept)
 }
 
-// single converts from float16, exactly.
+// single converts from float16, exactly. Every float16 is a float32, so nothing is rounded.
 func single(h uint16) float32 {
 	exponent, fraction := int(h>>10&31), float64(h&1023)
 	var v float64
@@ -175,7 +187,8 @@ func single(h uint16) float32 {
 	return float32(v)
 }
 
-// grayscale is Grayscale: Pillow's L, in one or three equal channels.
+// grayscale is Grayscale: Pillow's L, in one or three equal channels. It is immutable, as
+// all operators are: runs share it.
 type grayscale struct{ channels int }
 
 // newGrayscale reads num_output_channels, 1 or 3. A mask is not changed.
@@ -195,6 +208,7 @@ func newGrayscale(b *builder, p *params) *program.StepError {
 
 // apply implements operator.
 func (o *grayscale) apply(c *canvas, _ *draw.Source) ([]program.Value, error) {
+	// A grey image needs no pixels to be computed, so pending geometry stays pending.
 	if c.file == nil && c.channels == o.channels && o.channels == 1 {
 		return nil, nil
 	}
@@ -233,13 +247,15 @@ func newToImage(b *builder, p *params) *program.StepError {
 
 // floats is the value of each byte after ToDtype and Normalize, for all channels or for
 // each. Arithmetic is in the tensor's type, as in torch, so it is computed once for each
-// byte and not for each pixel.
+// byte and not for each pixel. It is built while a program is compiled. Each step of the
+// tensor changes all values at once.
 type floats struct {
 	values [][256]float32
 	dtype  program.DType
 }
 
-// identity is the table of uint8.
+// identity is the table of uint8. It is the start of ToDtype: without that step there is no
+// table.
 func identity() *floats {
 	f := &floats{values: make([][256]float32, 1), dtype: program.Uint8}
 	for i := range f.values[0] {
@@ -256,7 +272,8 @@ func (f *floats) rounded(v float32) float32 {
 	return v
 }
 
-// each changes all values.
+// each changes all values. change gets the exact value of the step before, and its result
+// is rounded as torch rounds after each operation.
 func (f *floats) each(change func(channel int, v float32) float32) {
 	for c := range f.values {
 		for i, v := range f.values[c] {
@@ -265,7 +282,7 @@ func (f *floats) each(change func(channel int, v float32) float32) {
 	}
 }
 
-// element is the bits of v in type t.
+// element is the bits of v in type t. v must be in the range of uint8 for that type.
 func element(v float32, t program.DType) uint32 {
 	switch t {
 	case program.Uint8:
@@ -322,6 +339,8 @@ func newToDtype(b *builder, p *params) *program.StepError {
 	}
 	f := b.table
 	from := f.dtype
+	// A scaled value is brought back to bytes. The intermediate type is float32, so that
+	// the product is not rounded to float16 first.
 	if to == program.Uint8 && from != to {
 		if !scale {
 			return b.fail("from a type of floating point to uint8 it takes scale=true")
@@ -345,8 +364,9 @@ func newToDtype(b *builder, p *params) *program.StepError {
 	return nil
 }
 
-// newNormalize is Normalize: (v - mean) / std in the tensor's type, where mean and std
-// are rounded to that type first.
+// newNormalize is Normalize: (v - mean) / std in the tensor's type, where mean and std are
+// rounded to that type first. The values become part of the table, so normalisation costs
+// nothing for each pixel.
 func newNormalize(b *builder, p *params) *program.StepError {
 	read := func(name string) []float64 {
 		list := p.numbers(name, "a number for each channel", 1, 2, 3, 4)
@@ -385,18 +405,21 @@ func newNormalize(b *builder, p *params) *program.StepError {
 		return p.err
 	}
 	f := b.table
+	// One table for all channels becomes one table for each, with equal values at first.
 	if n := max(len(mean), len(std)); len(f.values) == 1 && n > 1 {
 		for range n - 1 {
 			f.values = append(f.values, f.values[0])
 		}
 	}
 	at := func(list []float64, c int) float32 { return f.rounded(float32(list[min(c, len(list)-1)])) }
+	// Two passes, because torch rounds the difference before it divides.
 	f.each(func(c int, v float32) float32 { return v - at(mean, c) })
 	f.each(func(c int, v float32) float32 { return v / at(std, c) })
 	return nil
 }
 
 // encodeJPEG is EncodeJPEG, the last step: baseline JPEG, equal to that of Pillow's save.
+// Its result is a file and not a tensor, so no step can follow it.
 type encodeJPEG struct{ quality int }
 
 // newEncodeJPEG reads quality, 1 to 100.
@@ -429,7 +452,9 @@ func (o *encodeJPEG) bound(e extent) (takes program.Cost, result program.Amount)
 	return takes, result
 }
 
-// encode encodes the image into memory from alloc.
+// encode encodes the image into memory from alloc. The size of the file is known only
+// afterwards, so it is encoded into working memory and copied. alloc may return less memory
+// than requested; that is program.ErrTooLarge.
 func (p *compiled) encode(c *canvas, alloc func(n int) []byte) error {
 	step := len(p.steps) - 1
 	pix := c.raster()

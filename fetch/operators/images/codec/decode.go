@@ -17,7 +17,8 @@ import (
 	"bowstring/fetch/operators/program"
 )
 
-// Decoder decodes files and reuses its memory. It is not safe for concurrent use.
+// Decoder decodes files and reuses its memory. It is not safe for concurrent use. Results
+// of Row are written to memory of the caller. The decoder refers to the file until Release.
 type Decoder struct {
 	header   Header
 	mode     Mode
@@ -58,8 +59,9 @@ func (d *Decoder) Decode(cell []byte, h Header, mode Mode, region image.Rectangl
 	return nil
 }
 
-// decodeOther decodes any format except JPEG. The standard library does not know the
-// meter, so its cost is counted in advance, and its reader checks the context.
+// decodeOther decodes any format except JPEG. The standard library does not know the meter,
+// so its cost is counted in advance, and its reader checks the context. The decoded image
+// is whole: only JPEG can decode a region.
 func (d *Decoder) decodeOther(cell []byte, h *Header, meter *program.Meter) (image.Image, error) {
 	switch h.Format {
 	case WebP:
@@ -81,7 +83,8 @@ func (d *Decoder) decodeOther(cell []byte, h *Header, meter *program.Meter) (ima
 	return firstFrame(cell, meter)
 }
 
-// channelsOf is the number of bytes of a pixel.
+// channelsOf is the number of bytes of a pixel. natural is the number that the file's own
+// pixels have.
 func channelsOf(mode Mode, natural int) int {
 	switch mode {
 	case RGB:
@@ -99,7 +102,8 @@ func channelsOf(mode Mode, natural int) int {
 	}
 }
 
-// gives fails for a mode that the file's pixels cannot have.
+// gives fails for a mode that the file's pixels cannot have. It runs before decoding, so
+// that a wrong mode costs nothing.
 func (h *Header) gives(mode Mode) error {
 	switch {
 	case mode == Float && !h.Number:
@@ -118,7 +122,8 @@ func (h *Header) gives(mode Mode) error {
 // Channels is the number of bytes of a pixel.
 func (d *Decoder) Channels() int { return d.channels }
 
-// Row writes the pixels of the region in row y of the image to out.
+// Row writes the pixels of the region in row y of the image to out. y is a row of the image
+// and not of the region. out must have room for a row of the region.
 func (d *Decoder) Row(y int, out []byte) {
 	n := d.region.Dx()
 	if d.other != nil {
@@ -143,7 +148,8 @@ func (d *Decoder) Row(y int, out []byte) {
 	recode(row, natural, out, d.channels)
 }
 
-// recode converts between numbers of channels, like Pillow. 4 channels are CMYK.
+// recode converts between numbers of channels, like Pillow. 4 channels are CMYK. The caller
+// has chosen to among the numbers that the mode allows, so no other case occurs.
 func recode(in []byte, from int, out []byte, to int) {
 	switch {
 	case from == to:
@@ -174,7 +180,8 @@ func Luma(r, g, b uint8) uint8 {
 	return uint8((uint32(r)*19595 + uint32(g)*38470 + uint32(b)*7471 + 0x8000) >> 16)
 }
 
-// fromCMYK is cmyk2rgb of libImaging's Convert.c.
+// fromCMYK is cmyk2rgb of libImaging's Convert.c. It uses no profile: colours are
+// approximate, as in Pillow.
 func fromCMYK(c, m, y, k uint8) (r, g, b uint8) {
 	white := int(255 - k)
 	one := func(ink uint8) uint8 {
@@ -228,7 +235,9 @@ func (d *Decoder) rowDeep(y int, out []byte) {
 	}
 }
 
-// channelsIn is the number of channels of an image in mode Unchanged.
+// channelsIn is the number of channels of an image in mode Unchanged. An image with alpha
+// that is opaque everywhere counts as three channels, because the library's types do not
+// distinguish it from one without alpha.
 func channelsIn(m image.Image, f Format) int {
 	switch m := m.(type) {
 	case *image.Gray, *image.Gray16, *image.Paletted, *tiff.Numbers:
@@ -251,8 +260,9 @@ func channelsIn(m image.Image, f Format) int {
 	return 4
 }
 
-// rowOther converts a row of a library's image. Alpha is dropped for three channels or
-// one, and 16 bits become their upper eight.
+// rowOther converts a row of a library's image. Alpha is dropped for three channels or one,
+// and 16 bits become their upper eight. The common types have their own cases, because At
+// allocates for each pixel.
 func (d *Decoder) rowOther(y int, out []byte) {
 	if d.mode.Deep() {
 		d.rowDeep(y, out)
@@ -326,7 +336,8 @@ func (d *Decoder) numbers(in []float32, out []byte) {
 	recode(row, 1, out, d.channels)
 }
 
-// spareRow returns a buffer of n bytes.
+// spareRow returns a buffer of n bytes. It is valid until the next call, and its contents
+// are undefined.
 func (d *Decoder) spareRow(n int) []byte {
 	if cap(d.row) < n {
 		d.row = make([]byte, n)
@@ -462,7 +473,7 @@ func (d *Decoder) decodeWebP(h *webp.Header, meter *program.Meter) (image.Image,
 }
 
 // firstFrame draws the first frame of a GIF on its canvas. The canvas has the transparent
-// colour, or the first one.
+// colour, or the first one. Later frames are not decoded.
 func firstFrame(cell []byte, meter *program.Meter) (image.Image, error) {
 	config, err := gif.DecodeConfig(bytes.NewReader(cell))
 	if err != nil {
@@ -502,7 +513,8 @@ func firstFrame(cell []byte, meter *program.Meter) (image.Image, error) {
 }
 
 // firstColours returns the colour table of the first frame, or nil: the local one, or the
-// global one.
+// global one. The standard library does not return the table, and it makes one colour
+// transparent.
 func firstColours(cell []byte) []byte {
 	// Header and logical screen descriptor have 13 bytes.
 	if len(cell) < 13 {

@@ -53,14 +53,16 @@ func wrong(format string, values ...any) error {
 	return fmt.Errorf("%w: %s", ErrProfile, fmt.Sprintf(format, values...))
 }
 
-// profile is the bytes of a profile and its tag table.
+// profile is the bytes of a profile and its tag table. It refers to the bytes and copies
+// nothing.
 type profile struct {
 	data []byte
 	tags []byte // 12 bytes each: signature, offset, size
 }
 
 // open checks the header and finds the tag table. Only device profiles to XYZ without
-// lookup tables are accepted.
+// lookup tables are accepted. Profiles with lookup tables may have curves as well; their
+// tables would be the better description, so they are refused and not approximated.
 func open(data []byte) (p profile, space Space, err error) {
 	if len(data) < headerBytes+4 || string(data[36:40]) != "acsp" {
 		return p, 0, wrong("it has no header")
@@ -91,7 +93,7 @@ func open(data []byte) (p profile, space Space, err error) {
 	return p, space, nil
 }
 
-// find returns the position of a tag's data.
+// find returns the position of a tag's data. If a tag occurs twice, the first one counts.
 func (p profile) find(name string) (offset, size uint32, ok bool) {
 	for t := p.tags; len(t) > 0; t = t[12:] {
 		if string(t[:4]) == name {
@@ -102,7 +104,8 @@ func (p profile) find(name string) (offset, size uint32, ok bool) {
 }
 
 // tag returns the data of a tag that has one of these types, after the type signature and
-// four reserved bytes.
+// four reserved bytes. Offsets come from the file, so every access is checked against its
+// size.
 func (p profile) tag(name string, kinds ...string) (kind string, data []byte, err error) {
 	offset, size, ok := p.find(name)
 	if !ok {
@@ -141,7 +144,8 @@ func (p profile) column(name string) (xyz [3]float64, err error) {
 // one is 1 in fixed point with 14 bits of fraction.
 const one = 1 << 14
 
-// Transform converts pixels to sRGB. It is immutable and safe for concurrent use.
+// Transform converts pixels to sRGB. It is immutable and safe for concurrent use. It has
+// about 3.5 KiB, and does not refer to the profile.
 type Transform struct {
 	space  Space
 	shape  [3][256]int32 // linear light of each value, by channel, in fixed point
@@ -158,7 +162,8 @@ var srgb = [3][3]float64{
 	{0.0139160, 0.0970764, 0.7140961},
 }
 
-// values maps linear light in fixed point to sRGB bytes.
+// values maps linear light in fixed point to sRGB bytes. It has 16 KiB and is built once:
+// the power function is too slow for each pixel.
 var values = sync.OnceValue(func() *[one + 1]byte {
 	table := new([one + 1]byte)
 	for i := range table {
@@ -170,7 +175,8 @@ var values = sync.OnceValue(func() *[one + 1]byte {
 // byteOf clips to [0, 1] and rounds to a byte.
 func byteOf(v float64) byte { return byte(math.Floor(float64(min(max(v, 0), 1)*255) + 0.5)) }
 
-// New reads a profile. All errors are ErrProfile.
+// New reads a profile. All errors are ErrProfile. The cost does not depend on the image:
+// all tables are computed here.
 func New(data []byte) (*Transform, error) {
 	p, space, err := open(data)
 	if err != nil {
@@ -232,7 +238,8 @@ func New(data []byte) (*Transform, error) {
 	return t, nil
 }
 
-// light evaluates a curve. If the result is not finite, the profile is unusable.
+// light evaluates a curve. If the result is not finite, the profile is unusable. An
+// infinite value would survive clipping as white or black and hide the damage.
 func light(c curve, name string, value int) (float64, error) {
 	v := c(float64(value) / 255)
 	if math.IsNaN(v) || math.IsInf(v, 0) {
@@ -257,7 +264,7 @@ func fixedOf(v float64) int32 {
 	return int32(math.Floor(min(max(v, -most), most)*one + 0.5))
 }
 
-// inverse inverts a 3x3 matrix by its adjugate.
+// inverse inverts a 3x3 matrix by its adjugate. The matrix must be invertible; sRGB's is.
 func inverse(m [3][3]float64) (out [3][3]float64) {
 	minor := func(r, c int) float64 {
 		r1, r2, c1, c2 := (r+1)%3, (r+2)%3, (c+1)%3, (c+2)%3
@@ -275,7 +282,8 @@ func inverse(m [3][3]float64) (out [3][3]float64) {
 // Space is the colour space that the pixels must have.
 func (t *Transform) Space() Space { return t.space }
 
-// Convert changes RGB pixels in place. Grey pixels must have three equal channels.
+// Convert changes RGB pixels in place. Grey pixels must have three equal channels. A
+// trailing partial pixel is ignored.
 func (t *Transform) Convert(pixels []byte) {
 	if t.space == Grey {
 		for i, v := range pixels {
@@ -294,7 +302,7 @@ func (t *Transform) Convert(pixels []byte) {
 	}
 }
 
-// curve maps a value from 0 to 1 to linear light.
+// curve maps a value from 0 to 1 to linear light. It must accept any value from 0 to 1.
 type curve func(v float64) float64
 
 // curve reads a curveType (a table or a gamma) or a parametricCurveType.
@@ -341,6 +349,7 @@ func (p profile) curve(name string) (curve, error) {
 var parameters = [...]int{1, 3, 4, 5, 7}
 
 // formula is one of the function types of parametricCurveType, ICC.1:2022, section 10.18.
+// Types 1 to 4 have a linear or constant part near black, which begins at -b/a or at d.
 func formula(name string, kind int, data []byte) (curve, error) {
 	if kind >= len(parameters) || len(data) < 4*parameters[kind] {
 		return nil, wrong("%s is formula %d of %d bytes", name, kind, len(data))

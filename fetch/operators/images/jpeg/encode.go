@@ -3,7 +3,8 @@ package jpeg
 import "math/bits"
 
 // Encoder writes baseline streams with the tables of T.81 annex K and chroma subsampled
-// 2x2: the same bytes as libjpeg's defaults. It is not safe for concurrent use.
+// 2x2: the same bytes as libjpeg's defaults. It is not safe for concurrent use. Planes of
+// the whole image are in memory.
 type Encoder struct {
 	out    []byte
 	acc    uint64 // bits that are not in out yet: the lower n
@@ -56,16 +57,18 @@ var standardQuant = [2][blockSize]uint8{
 	},
 }
 
-// MaxEncoded is the maximum size in bytes of an encoded image.
+// MaxEncoded is the maximum size in bytes of an encoded image. It is a bound and not an
+// estimate: Encode never exceeds it.
 func MaxEncoded(width, height int) int64 {
 	// A coefficient has at most 16 bits of code and 11 of value, and stuffing may double
 	// them. Chroma has half as many samples as luma.
 	return int64(ceil(width, 16))*int64(ceil(height, 16))*6*blockSize*7 + 1024
 }
 
-// Encode encodes interleaved pixels of 1 or 3 channels with a quality from 1 to 100,
-// scaled like libjpeg's. The result is valid until the next call. It calls spend before
-// every few rows of the image, and returns its error.
+// Encode encodes interleaved pixels of 1 or 3 channels with a quality from 1 to 100, scaled
+// like libjpeg's. The result is valid until the next call. It calls spend before every few
+// rows of the image, and returns its error. The width and height must be at most 65535, and
+// the image not empty.
 func (e *Encoder) Encode(pix []byte, width, height, channels, quality int,
 	spend func(rows int) error) ([]byte, error) {
 	e.out, e.acc, e.n, e.last = e.out[:0], 0, 0, [3]int32{}
@@ -93,15 +96,15 @@ func (e *Encoder) Encode(pix []byte, width, height, channels, quality int,
 	return append(e.out, 0xFF, markEOI), nil
 }
 
-// segment writes a marker and its segment.
+// segment writes a marker and its segment. data must be shorter than 65534 bytes.
 func (e *Encoder) segment(m byte, data ...byte) {
 	n := len(data) + 2
 	e.out = append(e.out, 0xFF, m, byte(n>>8), byte(n))
 	e.out = append(e.out, data...)
 }
 
-// header writes everything before the entropy-coded data: JFIF 1.01, tables, frame and
-// scan headers.
+// header writes everything before the entropy-coded data: JFIF 1.01, tables, frame and scan
+// headers. The tables of chroma are omitted for grey images, as libjpeg does.
 func (e *Encoder) header(width, height, channels int) {
 	e.out = append(e.out, 0xFF, markSOI)
 	e.segment(markAPP0, 'J', 'F', 'I', 'F', 0, 1, 1, 0, 0, 1, 0, 1, 0, 0)
@@ -133,7 +136,8 @@ func (e *Encoder) header(width, height, channels int) {
 	e.segment(markSOS, append(scan, 0, blockSize-1, 0)...)
 }
 
-// plane returns the samples of component i, with room for width * height.
+// plane returns the samples of component i, with room for width * height. Its contents are
+// those of an earlier image; the caller overwrites all of it.
 func (e *Encoder) plane(i, width, height int) []byte {
 	e.stride[i] = width
 	if cap(e.planes[i]) < width*height {
@@ -143,7 +147,8 @@ func (e *Encoder) plane(i, width, height int) []byte {
 	return e.planes[i]
 }
 
-// grey encodes one component, in blocks of 8x8.
+// grey encodes one component, in blocks of 8x8. The last row is repeated to complete a
+// block.
 func (e *Encoder) grey(pix []byte, width, height int, spend func(rows int) error) error {
 	across, down := ceil(width, 8), ceil(height, 8)
 	y := e.plane(0, across*8, down*8)
@@ -163,7 +168,8 @@ func (e *Encoder) grey(pix []byte, width, height int, spend func(rows int) error
 	return nil
 }
 
-// extendRow repeats the last pixel to the end of the row.
+// extendRow repeats the last pixel to the end of the row. It is expand_right_edge of
+// libjpeg.
 func extendRow(row []byte, width int) {
 	for i := width; i < len(row); i++ {
 		row[i] = row[width-1]
@@ -244,7 +250,8 @@ func fromRGB(rgb, y, cb, cr []byte) {
 	}
 }
 
-// put writes the lower n bits of v, and stuffs a zero byte after 0xFF.
+// put writes the lower n bits of v, and stuffs a zero byte after 0xFF. v may have more
+// bits. n is at most 16.
 func (e *Encoder) put(v uint32, n uint) {
 	e.acc = e.acc<<n | uint64(v&(1<<n-1))
 	for e.n += n; e.n >= 8; e.n -= 8 {
@@ -266,7 +273,8 @@ func (e *Encoder) empty() {
 	e.symbol(&standardCodes[1][0][0])
 }
 
-// block transforms, quantises and writes block (bx, by) of component c.
+// block transforms, quantises and writes block (bx, by) of component c. The coefficients of
+// b are in natural order until the entropy coding.
 func (e *Encoder) block(c, bx, by int) {
 	var b [blockSize]int32
 	for y := range 8 {
@@ -313,7 +321,8 @@ func (e *Encoder) block(c, bx, by int) {
 // size is the number of bits of the magnitude of v: SSSS of T.81.
 func size(v int32) uint { return uint(bits.Len32(uint32(max(v, -v)))) }
 
-// value writes the symbol's code and the bits of the value, as many as its size.
+// value writes the symbol's code and the bits of the value, as many as its size. A negative
+// value is written as its ones' complement: T.81 F.1.2.1.
 func (e *Encoder) value(c *code, v int32) {
 	e.symbol(c)
 	n := size(v)
@@ -324,7 +333,7 @@ func (e *Encoder) value(c *code, v int32) {
 }
 
 // forward is the DCT of libjpeg's jfdctint.c: rows, then columns. Its output is scaled by
-// 8.
+// 8. It is the inverse of the decoder's transform up to rounding.
 func forward(b *[blockSize]int32) {
 	for y := 0; y < blockSize; y += 8 {
 		forward8(b[y:y+8], 1, constBits-passBits, func(v int32) int32 { return v << passBits })
@@ -335,6 +344,7 @@ func forward(b *[blockSize]int32) {
 }
 
 // forward8 transforms eight values at distance step, and removes down bits of fraction.
+// plain scales the two outputs that need no multiplication.
 func forward8(d []int32, step int, down uint, plain func(int32) int32) {
 	at := func(i int) *int32 { return &d[i*step] }
 	t0, t7 := *at(0)+*at(7), *at(0)-*at(7)

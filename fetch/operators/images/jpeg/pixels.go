@@ -23,7 +23,7 @@ const (
 	fix3072 = 25172
 )
 
-// clamp clips to a byte.
+// clamp clips to a byte. The comparison is unsigned, so one branch detects both sides.
 func clamp(v int32) uint8 {
 	if uint32(v) > 255 {
 		v = ^v >> 31
@@ -31,7 +31,8 @@ func clamp(v int32) uint8 {
 	return uint8(v)
 }
 
-// flat writes a block with only a DC coefficient.
+// flat writes a block with only a DC coefficient. All samples are equal, so a row is one
+// store of eight bytes.
 func flat(dc int32, out []byte, stride int) {
 	v := uint64(clamp((dc<<passBits+1<<(passBits+2))>>(passBits+3)+128)) * 0x0101010101010101
 	for y := range 8 {
@@ -40,7 +41,8 @@ func flat(dc int32, out []byte, stride int) {
 }
 
 // inverseGo writes the 8x8 samples of a block and clears the block. columns has a bit for
-// each column with a coefficient other than its first.
+// each column with a coefficient other than its first. out must have room for eight rows of
+// that stride. It is the reference for the assembly, which has to return the same bytes.
 func inverseGo(b *[blockSize]int32, columns uint8, out []byte, stride int) {
 	for i := range 8 {
 		if columns&(1<<i) == 0 {
@@ -85,7 +87,8 @@ func inverseGo(b *[blockSize]int32, columns uint8, out []byte, stride int) {
 	*b = [blockSize]int32{}
 }
 
-// odd is the odd part of the 8-point transform, figure 8 of the paper.
+// odd is the odd part of the 8-point transform, figure 8 of the paper. The forward and the
+// inverse transform share it.
 func odd(t0, t1, t2, t3 int32) (int32, int32, int32, int32) {
 	z1, z2, z3, z4 := t0+t3, t1+t2, t0+t2, t1+t3
 	z5 := (z3 + z4) * fix1175
@@ -94,7 +97,8 @@ func odd(t0, t1, t2, t3 int32) (int32, int32, int32, int32) {
 	return t0 + z1 + z3, t1 + z2 + z4, t2 + z2 + z3, t3 + z1 + z4
 }
 
-// filter is the upsampling method of a component.
+// filter is the upsampling method of a component. The names of the constants have those of
+// libjpeg's functions.
 type filter uint8
 
 const (
@@ -160,7 +164,8 @@ func (c *component) row(y, x0, x1 int, spare []byte) []byte {
 
 // triangle doubles the number of samples with weights 3/4 of the nearer and 1/4 of the
 // farther one. The first and the last sample of the image's row have only one neighbour.
-// The rounding alternates between 1 and 2.
+// The rounding alternates between 1 and 2. Only the borders need the checks of one; the
+// loop between them has none.
 func triangle(in []byte, origin, width, x0, x1 int, out []byte) {
 	one := func(x int) byte {
 		i := x / 2
@@ -198,6 +203,7 @@ func triangle(in []byte, origin, width, x0, x1 int, out []byte) {
 }
 
 // triangle2 is triangle for the sums 3 * near + far of two rows, with a single rounding.
+// Two roundings, one for each direction, would differ from libjpeg.
 func triangle2(near, far []byte, origin, width, x0, x1 int, out []byte) {
 	sum := func(i int) uint { return uint(near[i-origin])*3 + uint(far[i-origin]) }
 	one := func(x int) byte {

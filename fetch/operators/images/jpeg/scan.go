@@ -11,8 +11,9 @@ const (
 )
 
 // huffman is a Huffman table. fast is indexed by the next ten bits. The lowest byte of an
-// entry is the number of bits to consume, the second is run and size. With the flag
-// whole, the upper half is the decoded value. 0 means that the code is longer.
+// entry is the number of bits to consume, the second is run and size. With the flag whole,
+// the upper half is the decoded value. 0 means that the code is longer. A table belongs to
+// one decoder. Longer codes take the slow path.
 type huffman struct {
 	defined bool
 	kept    bool // the tables below belong to counts and symbols
@@ -31,7 +32,8 @@ type huffman struct {
 }
 
 // build computes the tables from the number of codes of each length and the symbols, T.81
-// annex C.
+// annex C. Every prefix of the input must be a valid code: a table with too many codes of a
+// length is refused, because decoding would be ambiguous.
 func (h *huffman) build(counts []byte, symbols []byte, dc bool) error {
 	if h.kept && bytes.Equal(counts, h.counts[:]) && bytes.Equal(symbols, h.symbols[:len(symbols)]) {
 		h.defined = true // consecutive files often have the same tables
@@ -72,7 +74,7 @@ func (h *huffman) build(counts []byte, symbols []byte, dc bool) error {
 	return nil
 }
 
-// passOver computes the tables for skip.
+// passOver computes the tables for skip. They combine two codes if both fit into the index.
 func (h *huffman) passOver() {
 	for i, e := range h.fast {
 		if e == 0 {
@@ -111,7 +113,8 @@ func (h *huffman) passOver() {
 	}
 }
 
-// fill sets the fast entries that begin with a code, for all values of the bits after it.
+// fill sets the fast entries that begin with a code, for all values of the bits after it. A
+// DC symbol is the size alone; an AC symbol has the run in its upper half.
 func (h *huffman) fill(code int32, length int, symbol byte, dc bool) {
 	size := int(symbol & 15)
 	if dc {
@@ -132,7 +135,8 @@ func (h *huffman) fill(code int32, length int, symbol byte, dc bool) {
 	}
 }
 
-// define handles segments that define tables: DQT, DHT and DRI. It ignores others.
+// define handles segments that define tables: DQT, DHT and DRI. It ignores others. Unknown
+// segments are legal, so they are not errors.
 func (t *tables) define(m byte, s []byte) error {
 	switch m {
 	case markDQT:
@@ -148,7 +152,9 @@ func (t *tables) define(m byte, s []byte) error {
 	return nil
 }
 
-// defineQuant reads quantisation tables of 8 or 16 bits, T.81 B.2.4.1.
+// defineQuant reads quantisation tables of 8 or 16 bits, T.81 B.2.4.1. Several tables may
+// be in one segment. They arrive in zigzag order and are stored in natural order, as
+// coefficients are.
 func (t *tables) defineQuant(s []byte) error {
 	for len(s) > 0 {
 		wide, n := int(s[0]>>4), int(s[0]&15)
@@ -169,7 +175,8 @@ func (t *tables) defineQuant(s []byte) error {
 	return nil
 }
 
-// defineHuffman reads Huffman tables, T.81 B.2.4.2.
+// defineHuffman reads Huffman tables, T.81 B.2.4.2. A table may be defined again between
+// scans; the later definition is for later scans.
 func (t *tables) defineHuffman(s []byte) error {
 	for len(s) > 0 {
 		if len(s) < 17 {
@@ -232,7 +239,8 @@ var standardTables = [2][2]struct {
 	},
 }
 
-// unitBlock is a block of an MCU.
+// unitBlock is a block of an MCU. The pointers are valid for one scan: a later segment may
+// redefine the tables.
 type unitBlock struct {
 	c      *component
 	quant  *[blockSize]int32
@@ -241,7 +249,8 @@ type unitBlock struct {
 	index  int // of the component in the scan
 }
 
-// unitOf lists the blocks of an MCU in their order, T.81 A.2.3.
+// unitOf lists the blocks of an MCU in their order, T.81 A.2.3. A scan of one component has
+// units of one block, whatever its sampling factors.
 func (d *Decoder) unitOf(sc *scan) []unitBlock {
 	d.unit = d.unit[:0]
 	for i, c := range sc.components {
@@ -259,7 +268,9 @@ func (d *Decoder) unitOf(sc *scan) []unitBlock {
 	return d.unit
 }
 
-// baseline decodes the only scan of a stream, up to the last row of the region.
+// baseline decodes the only scan of a stream, up to the last row of the region. Blocks
+// outside of the region are parsed but not transformed, because the next block can only be
+// found by decoding this one. Rows below the region are not even parsed.
 func (d *Decoder) baseline(sc *scan) error {
 	unit := d.unitOf(sc)
 	rows := 0 // of units
@@ -280,6 +291,7 @@ func (d *Decoder) baseline(sc *scan) error {
 			return err
 		}
 		for x := range sc.across {
+			// A restart marker resets the predictions.
 			if d.restart > 0 {
 				if left == 0 {
 					if err := in.restart(next); err != nil {
@@ -307,6 +319,7 @@ func (d *Decoder) baseline(sc *scan) error {
 					return damaged("a block's codes make no sense")
 				}
 				out := c.samples[(by-c.top)*8*c.stride+(bx-c.left)*8:]
+				// A block of one colour is frequent in smooth areas and needs no transform.
 				if most == 0 {
 					flat(block[0], out, c.stride)
 					block[0] = 0
@@ -315,6 +328,8 @@ func (d *Decoder) baseline(sc *scan) error {
 				inverse(&block, columns, out, c.stride)
 			}
 		}
+		// The reader supplies bits after the end of the data. They are detected once for
+		// each row, so that the inner loop has no check.
 		if in.over() {
 			return damaged("a scan's data ends early")
 		}
@@ -325,7 +340,8 @@ func (d *Decoder) baseline(sc *scan) error {
 	return nil
 }
 
-// difference decodes the DC difference of a block.
+// difference decodes the DC difference of a block. The fast table has the whole difference
+// if code and bits fit into its index.
 func (b *reader) difference(h *huffman) (int32, bool) {
 	b.fill()
 	e := h.fast[b.acc>>(64-fastBits)]
@@ -350,7 +366,8 @@ func (b *reader) difference(h *huffman) (int32, bool) {
 
 // block decodes and dequantises a block, which must be zero. columns has a bit for each
 // column with a coefficient other than its first. most is the zigzag index of the last
-// coefficient, or negative for invalid codes.
+// coefficient, or negative for invalid codes. The reader's fields are copied to local
+// variables: the compiler keeps those in registers.
 func (b *reader) block(u *unitBlock, predicted *int32, block *[blockSize]int32) (columns uint8, most int) {
 	diff, ok := b.difference(u.dc)
 	if !ok {
@@ -429,8 +446,8 @@ var below = func() (bits [blockSize]uint8) {
 	return bits
 }()
 
-// skip decodes a block that the region does not need: only its DC coefficient matters,
-// for the prediction.
+// skip decodes a block that the region does not need: only its DC coefficient matters, for
+// the prediction. It returns false for invalid codes.
 func (b *reader) skip(dc, ac *huffman, predicted *int32) bool {
 	diff, ok := b.difference(dc)
 	if !ok {
@@ -481,7 +498,8 @@ func (b *reader) skip(dc, ac *huffman, predicted *int32) bool {
 }
 
 // storedScan decodes a scan into the coefficients of all blocks: a scan of a progressive
-// stream, or of a sequential one with several scans.
+// stream, or of a sequential one with several scans. Coefficients cannot be transformed
+// before the last scan, so this needs two bytes for each sample of the frame.
 func (d *Decoder) storedScan(sc *scan) error {
 	d.store()
 	sc.stored = d.header.Progressive
@@ -533,7 +551,8 @@ func (d *Decoder) storedScan(sc *scan) error {
 	return d.meter.Spend(int64(in.at-from) * byteSteps)
 }
 
-// store allocates the coefficients of all blocks, before the first scan.
+// store allocates the coefficients of all blocks, before the first scan. They are zero,
+// because a progressive scan codes only those that are not.
 func (d *Decoder) store() {
 	if d.frame[0].coefficients != nil {
 		return
@@ -554,7 +573,8 @@ func (d *Decoder) store() {
 	}
 }
 
-// storedBlock decodes the coefficients of a block in a scan.
+// storedBlock decodes the coefficients of a block in a scan. The kind of scan decides: T.81
+// G.1.2. It returns false for invalid codes.
 func (d *Decoder) storedBlock(in *reader, sc *scan, u *unitBlock, predicted *int32, block *[blockSize]int16) bool {
 	switch {
 	// The first scan of DC coefficients.
@@ -583,8 +603,9 @@ func (d *Decoder) storedBlock(in *reader, sc *scan, u *unitBlock, predicted *int
 	}
 }
 
-// firstBits decodes AC coefficients for the first time, T.81 G.1.2.2. In sequential
-// streams an end of block has no run.
+// firstBits decodes AC coefficients for the first time, T.81 G.1.2.2. In sequential streams
+// an end of block has no run. eobRun counts further blocks that end at once; it lasts over
+// blocks of the scan.
 func (d *Decoder) firstBits(in *reader, ac *huffman, first, last int, low uint, block *[blockSize]int16) bool {
 	if d.eobRun > 0 {
 		d.eobRun--
@@ -614,7 +635,9 @@ func (d *Decoder) firstBits(in *reader, ac *huffman, first, last int, low uint, 
 	return true
 }
 
-// refine adds one bit to existing AC coefficients and decodes new ones, T.81 G.1.2.3.
+// refine adds one bit to existing AC coefficients and decodes new ones, T.81 G.1.2.3. The
+// run counts zeros only. Coefficients that are not zero have a correction bit each and do
+// not count.
 func (d *Decoder) refine(in *reader, ac *huffman, sc *scan, block *[blockSize]int16) bool {
 	k, plus := sc.first, int16(1)<<sc.low
 	for d.eobRun == 0 && k <= sc.last {
@@ -648,8 +671,9 @@ func (d *Decoder) refine(in *reader, ac *huffman, sc *scan, block *[blockSize]in
 	return true
 }
 
-// correct reads a correction bit for each coefficient that is not zero. It skips run
-// zeros, and stops at the next zero or after last; it returns its index.
+// correct reads a correction bit for each coefficient that is not zero. It skips run zeros,
+// and stops at the next zero or after last; it returns its index. A coefficient grows away
+// from zero. One that has the bit already is left alone, as in libjpeg.
 func (b *reader) correct(block *[blockSize]int16, k, last, run int, plus int16) int {
 	for ; k <= last; k++ {
 		c := &block[zigzag[k]]
@@ -671,7 +695,8 @@ func (b *reader) correct(block *[blockSize]int16, k, last, run int, plus int16) 
 	return k
 }
 
-// transformStored computes the samples of the blocks that the region needs.
+// transformStored computes the samples of the blocks that the region needs. Blocks outside
+// of the region are never transformed.
 func (d *Decoder) transformStored() error {
 	var block [blockSize]int32
 	for i := range d.frame {

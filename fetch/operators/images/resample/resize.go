@@ -11,7 +11,9 @@ import (
 	"math"
 )
 
-// Source provides the rows of an image, of Job.Channels interleaved bytes per pixel.
+// Source provides the rows of an image, of Job.Channels interleaved bytes per pixel. Each
+// row is requested at most once: in ascending order, or in descending order if the result
+// is mirrored without a filter.
 type Source interface {
 	// Row returns row y, in spare or in its own memory, valid until the next call. Its
 	// capacity is at least one byte more than its pixels.
@@ -36,7 +38,8 @@ type Job struct {
 	Filter       Filter
 }
 
-// Resizer resizes images and reuses its memory. It is not safe for concurrent use.
+// Resizer resizes images and reuses its memory. It is not safe for concurrent use. It keeps
+// the weights of the last job for a job with the same parameters.
 type Resizer struct {
 	across, down weights
 	columns      []int32 // source columns and rows of each result pixel, for nearest
@@ -56,7 +59,8 @@ func (r *Resizer) Held() int {
 // held is the number of bytes of the weights.
 func (w *weights) held() int { return 4*(cap(w.first)+cap(w.count)+cap(w.values)) + 8*cap(w.line) }
 
-// Reach is the part of the source that a job reads.
+// Reach is the part of the source that a job reads. It computes the weights, which Do then
+// uses again.
 func (r *Resizer) Reach(j *Job) image.Rectangle {
 	r.across.even = true
 	whole := image.Rect(0, 0, j.Width, j.Height)
@@ -118,7 +122,7 @@ func (r *Resizer) cut(j *Job, row, line []byte) []byte {
 	return row
 }
 
-// mirror reverses the pixels of a row.
+// mirror reverses the pixels of a row. in and out must not overlap.
 func mirror(in, out []byte, channels int) {
 	to := len(out) - channels
 	for at := 0; at < len(in); at += channels {
@@ -166,7 +170,9 @@ func nearestOf(at []int32, in, out, from, to int, reversed bool) []int32 {
 	return at
 }
 
-// filter makes the horizontal pass over the rows in reach, then the vertical pass.
+// filter makes the horizontal pass over the rows in reach, then the vertical pass. The
+// horizontal pass comes first, as in Pillow: the order decides the rounding between the
+// passes.
 func (r *Resizer) filter(j *Job, src Source, sink Sink) {
 	reach := r.Reach(j)
 	width := j.Window.Dx() * j.Channels
@@ -234,8 +240,9 @@ func grow[T any](s []T, n int) []T {
 }
 
 // set computes the weights of the pixels [from, to) of out pixels from in pixels, like
-// precompute_coeffs of Resample.c. If reversed, the last pixel comes first. It does
-// nothing if the parameters are unchanged.
+// precompute_coeffs of Resample.c. If reversed, the last pixel comes first. It does nothing
+// if the parameters are unchanged. The sum of the weights of a pixel is 1 up to rounding,
+// also at the borders, where source pixels are missing.
 func (w *weights) set(in, out, from, to int, filter Filter, reversed bool) {
 	if w.in == in && w.out == out && w.from == from && w.to == to && w.filter == filter && w.reversed == reversed {
 		return
@@ -286,7 +293,8 @@ func (w *weights) set(in, out, from, to int, filter Filter, reversed bool) {
 	}
 }
 
-// level makes all counts equal: loops over them are then predicted better.
+// level makes all counts equal: loops over them are then predicted better. A range that
+// would leave the image is moved back, and its weights with it.
 func (w *weights) level(count int32) {
 	for i := range w.first {
 		if back := w.first[i] + count - int32(w.in); back > 0 {
@@ -330,7 +338,8 @@ const (
 	Lanczos
 )
 
-// support is the radius of a filter, in pixels of the coarser grid.
+// support is the radius of a filter, in pixels of the coarser grid. It is the distance from
+// which weight is zero.
 func (f Filter) support() float64 {
 	switch f {
 	case Box:
@@ -407,7 +416,8 @@ func sinc(x float64) float64 {
 	return math.Sin(x) / x
 }
 
-// rowGo makes the horizontal pass of a row.
+// rowGo makes the horizontal pass of a row. It is the reference for the assembly. Its cases
+// of one and three channels have no inner loop over channels.
 func (w *weights) rowGo(in, out []byte, channels int) {
 	switch channels {
 	case 1:
@@ -451,7 +461,8 @@ func (w *weights) rowGo(in, out []byte, channels int) {
 }
 
 // columnGo makes the vertical pass for one row of the result. in has consecutive rows of
-// width bytes, one per weight.
+// width bytes, one per weight. The weights are the outer loop, so that memory is read in
+// order.
 func columnGo(in []byte, width int, values []int32, out []byte, sums []int32) {
 	sums, out = sums[:width], out[:width]
 	for i := range sums {

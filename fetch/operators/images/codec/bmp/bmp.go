@@ -34,6 +34,7 @@ const (
 	rle8
 	rle4
 	masked
+	// These two methods embed another file; printers use them.
 	jpegInside
 	pngInside
 	maskedAlpha
@@ -41,6 +42,8 @@ const (
 
 // Sizes of headers in bytes identify the versions of the format.
 const (
+	// roomBytes is an allowance for small allocations. The steps are about one nanosecond
+	// each.
 	fileHeader  = 14
 	coreHeader  = 12
 	infoHeader  = 40
@@ -52,7 +55,7 @@ const (
 	leastHeader = fileHeader + coreHeader
 )
 
-// Header is what the file's headers say.
+// Header is what the file's headers say. It refers to the file.
 type Header struct {
 	Width, Height int
 	// Alpha is set if pixels have an alpha channel.
@@ -82,7 +85,8 @@ func Recognised(cell []byte) bool {
 	return false
 }
 
-// Read reads the headers. Its allocations do not depend on them.
+// Read reads the headers. Its allocations do not depend on them. Offsets and sizes of the
+// file are checked here, so that Decode can index without checks.
 func Read(cell []byte) (Header, error) {
 	h := Header{colourBytes: 4}
 	if !Recognised(cell) {
@@ -120,6 +124,7 @@ func Read(cell []byte) (Header, error) {
 		return h, damaged("its pixels begin after its end")
 	}
 	h.data = cell[at:]
+	// The size of run-length data is not known before decoding.
 	runs := h.compression == rle8 || h.compression == rle4
 	// The last row need not be padded.
 	if need := (h.Height-1)*h.stride() + h.used(); need > len(h.data) && !runs {
@@ -135,7 +140,8 @@ func Read(cell []byte) (Header, error) {
 	return h, nil
 }
 
-// checked refuses compression methods and depths that are not decoded.
+// checked refuses compression methods and depths that are not decoded. The numbers of OS/2
+// methods have other meanings than those of Windows.
 func (h *Header) checked(size int) error {
 	os2 := size == 16 || size == os2Header
 	switch c := h.compression; {
@@ -159,8 +165,8 @@ func (h *Header) checked(size int) error {
 	return unsupported("%d bits a pixel", h.bits)
 }
 
-// palette finds the palette, or the masks of the channels. at is the offset of the
-// pixels.
+// palette finds the palette, or the masks of the channels. at is the offset of the pixels.
+// The palette may be shorter than the depth allows: later indices are black.
 func (h *Header) palette(cell []byte, size int, entries uint32, at *uint32) error {
 	rest := cell[fileHeader+size:]
 	if h.bits <= 8 {
@@ -227,7 +233,8 @@ func (h *Header) stride() int { return (h.Width*h.bits + 31) / 32 * 4 }
 func (h *Header) used() int { return (h.Width*h.bits + 7) / 8 }
 
 // Decode decodes the pixels of a file with this header. Its cost on the meter is at most
-// that of the header.
+// that of the header. The size of the result is that of the header, and rows come in the
+// order of the file.
 func Decode(h *Header, meter *program.Meter) (image.Image, error) {
 	if err := meter.Hold(h.Bytes); err != nil {
 		return nil, err
@@ -262,7 +269,7 @@ func Decode(h *Header, meter *program.Meter) (image.Image, error) {
 	return m, nil
 }
 
-// at is the row in the image of row y of the file.
+// at is the row in the image of row y of the file. Most files begin with the lowest row.
 func (h *Header) at(y int) int {
 	if h.downwards {
 		return y
@@ -288,7 +295,8 @@ func (h *Header) table() color.Palette {
 	return p
 }
 
-// direct decodes pixels without a palette.
+// direct decodes pixels without a palette. A pixel is at most 32 bits, so it is read as one
+// number and taken apart by masks.
 func (h *Header) direct(r image.Rectangle, meter *program.Meter) (image.Image, error) {
 	pix := make([]byte, 4*h.Width*h.Height)
 	wide := h.bits / 8
@@ -339,6 +347,7 @@ func channelOf(mask uint32) channel {
 }
 
 // value returns the channel's value in 8 bits. Narrower channels are scaled to 0 to 255.
+// The largest value of a channel becomes 255.
 func (c *channel) value(v uint32) byte {
 	v = v & c.mask >> c.down
 	switch {
@@ -350,7 +359,8 @@ func (c *channel) value(v uint32) byte {
 	return byte(v * 255 / (1<<c.wide - 1))
 }
 
-// runs decodes run-length encoding. Pixels that the file skips have index 0.
+// runs decodes run-length encoding. Pixels that the file skips have index 0. A run may
+// leave its row; its further pixels are dropped and are no error.
 func (h *Header) runs(m *image.Paletted, meter *program.Meter) error {
 	if err := meter.Spend(int64(h.Width) * int64(h.Height) * pixelSteps); err != nil {
 		return err
@@ -406,7 +416,8 @@ func (h *Header) runs(m *image.Paletted, meter *program.Meter) error {
 	return nil
 }
 
-// line is the n pixels from x on, cut off at the end of the row.
+// line is the n pixels from x on, cut off at the end of the row. It is empty if x is
+// outside of the row.
 func (h *Header) line(m *image.Paletted, x, y, n int) []byte {
 	x = min(x, h.Width)
 	return m.Pix[h.at(y)*m.Stride+x:][:min(n, h.Width-x)]

@@ -11,7 +11,8 @@ import (
 )
 
 // predicted undoes the prediction of a row of a block: each sample is the difference to
-// that of the pixel before.
+// that of the pixel before. The addition wraps, as the writer's subtraction has. Padding of
+// the block is included.
 func (d *decoder) predicted(row []byte, across int) {
 	per := d.samples
 	if d.planar {
@@ -40,7 +41,8 @@ func (d *decoder) predicted(row []byte, across int) {
 	}
 }
 
-// target is the decoded image; one of the fields is set.
+// target is the decoded image; one of the fields is set. The types are those of the
+// standard library, so that package codec treats all formats alike.
 type target struct {
 	grey   *image.Gray
 	grey16 *image.Gray16
@@ -54,7 +56,7 @@ type target struct {
 	numbers *Numbers
 }
 
-// begin allocates the image for the layout.
+// begin allocates the image for the layout. It fails only for a damaged palette.
 func (t *target) begin(h *Header) error {
 	r := image.Rect(0, 0, h.Width, h.Height)
 	switch {
@@ -113,7 +115,8 @@ func (t *target) image() image.Image {
 	return t.cmyk
 }
 
-// row writes n pixels from (x, y) on.
+// row writes n pixels from (x, y) on. in has the samples of one row of a block, without
+// prediction. Inverted grey is turned here, so that black is 0 in every result.
 func (t *target) row(h *Header, in []byte, x, y, n int) {
 	invert := byte(0)
 	if h.photometric == photoWhiteIsZero {
@@ -173,7 +176,7 @@ func (t *target) row(h *Header, in []byte, x, y, n int) {
 	}
 }
 
-// high is the index of the upper byte of a sample.
+// high is the index of the upper byte of a sample. CMYK of 16 bits is reduced to it.
 func (h *Header) high() int {
 	if h.bits == 16 && h.order == binary.LittleEndian {
 		return 1
@@ -181,7 +184,8 @@ func (h *Header) high() int {
 	return 0
 }
 
-// deep writes pixels of 16 bits per channel, big-endian like Go's image types.
+// deep writes pixels of 16 bits per channel, big-endian like Go's image types. The byte
+// order of the file decides which byte of a sample comes first.
 func (t *target) deep(h *Header, in []byte, x, y, n int, invert byte) {
 	var out []byte
 	if t.rgb16 != nil {
@@ -213,7 +217,8 @@ func (t *target) deep(h *Header, in []byte, x, y, n int, invert byte) {
 	}
 }
 
-// divided undoes premultiplication by alpha in 8 bits, like Pillow.
+// divided undoes premultiplication by alpha in 8 bits, like Pillow. Colours of transparent
+// pixels are lost; they become black.
 func divided(px []byte) {
 	a := int(px[3])
 	if a == 255 {
@@ -228,7 +233,7 @@ func divided(px []byte) {
 	}
 }
 
-// divided16 undoes premultiplication in 16 bits.
+// divided16 undoes premultiplication in 16 bits. The bytes are big-endian.
 func divided16(px []byte) {
 	a := int(binary.BigEndian.Uint16(px[6:]))
 	for c := range 3 {
@@ -240,8 +245,9 @@ func divided16(px []byte) {
 	}
 }
 
-// small unpacks samples of 1 to 8 bits and multiplies them by scale. If a
-// pixel has several samples of 8 bits, it takes the first.
+// small unpacks samples of 1 to 8 bits and multiplies them by scale. If a pixel has several
+// samples of 8 bits, it takes the first. Rows begin at a byte, so at is relative to the
+// row.
 func small(in []byte, bits, samples int, out []byte, scale int) {
 	if bits == 8 {
 		for i := range out {
@@ -256,7 +262,8 @@ func small(in []byte, bits, samples int, out []byte, scale int) {
 	}
 }
 
-// Numbers is an image of one channel of numbers of any meaning.
+// Numbers is an image of one channel of numbers of any meaning. No type of the standard
+// library has negative values or fractions.
 type Numbers struct {
 	Pix  []float32
 	Rect image.Rectangle
@@ -268,7 +275,7 @@ func (m *Numbers) Bounds() image.Rectangle { return m.Rect }
 // ColorModel implements image.Image.
 func (m *Numbers) ColorModel() color.Model { return color.GrayModel }
 
-// At implements image.Image.
+// At implements image.Image. It is for the interface only; codec reads Pix.
 func (m *Numbers) At(x, y int) color.Color {
 	v := m.Pix[y*m.Rect.Dx()+x]
 	if v > 0 {
@@ -277,7 +284,8 @@ func (m *Numbers) At(x, y int) color.Color {
 	return color.Gray{}
 }
 
-// numbers converts integers and floating-point numbers to float32.
+// numbers converts integers and floating-point numbers to float32. Values beyond the
+// precision of float32 are rounded.
 func numbers(h *Header, in []byte, out []float32) {
 	for i := range out {
 		switch {
@@ -295,9 +303,9 @@ func numbers(h *Header, in []byte, out []float32) {
 	}
 }
 
-// floats undoes the floating-point predictor (technical note 3): the bytes of a row are
-// in planes, the most significant first, and each byte is the difference to the one
-// before.
+// floats undoes the floating-point predictor (technical note 3): the bytes of a row are in
+// planes, the most significant first, and each byte is the difference to the one before.
+// Its result has the byte order of the file, as samples without a predictor.
 func (d *decoder) floats(row []byte, per int) {
 	for i := per; i < len(row); i++ {
 		row[i] += row[i-per]
@@ -317,7 +325,7 @@ func (d *decoder) floats(row []byte, per int) {
 	}
 }
 
-// scratch returns n bytes that are not part of the block.
+// scratch returns n bytes that are not part of the block. It is valid until the next call.
 func (d *decoder) scratch(n int) []byte {
 	if cap(d.data) < n {
 		d.data = make([]byte, n)
@@ -326,9 +334,10 @@ func (d *decoder) scratch(n int) []byte {
 	return d.data[:n]
 }
 
-// lzw decompresses LZW (TIFF 6.0, section 13): codes of 9 to 12 bits, most significant
-// bit first, whose width grows one code early. The string of a code is in the output
-// already: a table entry is its position and length.
+// lzw decompresses LZW (TIFF 6.0, section 13): codes of 9 to 12 bits, most significant bit
+// first, whose width grows one code early. The string of a code is in the output already: a
+// table entry is its position and length. It needs no memory for strings: a code refers to
+// bytes that have been written.
 type lzw struct {
 	at, n [4096]int32
 }
@@ -368,6 +377,7 @@ func (t *lzw) expand(dst, src []byte) int {
 			}
 		}
 		n := int32(1)
+		// A literal is its own string.
 		if code < 256 {
 			dst[made] = byte(code)
 		} else {
@@ -387,7 +397,8 @@ func (t *lzw) expand(dst, src []byte) int {
 	return len(dst)
 }
 
-// unpack undoes PackBits (TIFF 6.0, section 9), and returns the number of bytes.
+// unpack undoes PackBits (TIFF 6.0, section 9), and returns the number of bytes. Data that
+// ends early gives fewer bytes, and no error: place checks the number.
 func unpack(dst, src []byte) int {
 	made := 0
 	for len(src) > 1 && made < len(dst) {
@@ -417,8 +428,9 @@ func unpack(dst, src []byte) int {
 // frameBytes is the memory for the JPEG headers of a block.
 const frameBytes = 2 << 10
 
-// jpegBound is the maximum cost of decoding JPEG blocks: the total memory, which is
-// reused, and the steps of one block.
+// jpegBound is the maximum cost of decoding JPEG blocks: the total memory, which is reused,
+// and the steps of one block. The header of a block may differ from the file's, so the
+// maximum of the grid is used.
 func (h *Header) jpegBound() (bytes program.Amount, steps int64) {
 	components := h.samples
 	if h.planar {

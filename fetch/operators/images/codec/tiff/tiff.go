@@ -87,7 +87,8 @@ const (
 	packBits   = 32773
 )
 
-// otherCompressions are the methods that are not decoded.
+// otherCompressions are the methods that are not decoded. An error can then name the method
+// instead of a number.
 var otherCompressions = map[int64]string{
 	2: "CCITT RLE compression", 6: "old-style JPEG compression", 9: "JBIG compression", 10: "JBIG compression",
 	32766: "NeXT compression", 32771: "CCITT RLE compression", 32809: "ThunderScan compression", 34661: "JBIG compression",
@@ -98,7 +99,8 @@ var otherCompressions = map[int64]string{
 	52546: "JPEG XL compression",
 }
 
-// decoder decodes one image. A block is a strip or a tile.
+// decoder decodes one image. A block is a strip or a tile. It lives for one call of Decode.
+// Memory of a block is reused for the next one.
 type decoder struct {
 	*Header
 	meter *program.Meter
@@ -112,7 +114,8 @@ type decoder struct {
 	to    target // the result
 }
 
-// input is the reader of zlib. It fails when the run's context ends.
+// input is the reader of zlib. It fails when the run's context ends. zlib reads single
+// bytes from it if it implements io.ByteReader, and would otherwise read ahead.
 type input struct {
 	bytes.Reader
 	meter *program.Meter
@@ -130,7 +133,7 @@ func (r *input) ReadByte() (byte, error) {
 }
 
 // Decode decodes the pixels of a file with this header. The cost on the meter is at most
-// that of the header.
+// that of the header. Blocks are decoded one after the other, in the order of their tags.
 func Decode(h *Header, meter *program.Meter) (image.Image, error) {
 	if err := meter.Hold(h.Bytes); err != nil {
 		return nil, err
@@ -139,9 +142,11 @@ func Decode(h *Header, meter *program.Meter) (image.Image, error) {
 	if err := d.to.begin(h); err != nil {
 		return nil, err
 	}
+	// A planar image needs all planes before a pixel is complete.
 	if h.planar {
 		d.whole = make([]byte, h.Width*h.Height*h.samples*h.bits/8)
 	}
+	// Uncompressed blocks are used where they are in the file.
 	if h.compression != none || h.reversed {
 		d.block = make([]byte, h.grid.size)
 	}
@@ -176,7 +181,8 @@ func Decode(h *Header, meter *program.Meter) (image.Image, error) {
 	return d.to.image(), nil
 }
 
-// place decodes block i and writes its pixels to the image at (x, y).
+// place decodes block i and writes its pixels to the image at (x, y). Blocks at the right
+// and the lower border are padded: only across x down of their pixels are in the image.
 func (d *decoder) place(i int64, plane, x, y int) error {
 	g := &d.grid
 	down, across := min(g.down, d.Height-y), min(g.across, d.Width-x)
@@ -184,6 +190,8 @@ func (d *decoder) place(i int64, plane, x, y int) error {
 	if err := d.meter.Spend(steps); err != nil {
 		return err
 	}
+	// Offsets and lengths come from the file. A length that is missing means the size of a
+	// block.
 	from, n := g.offsets.at(i, 0), g.counts.at(i, g.size)
 	if from > int64(len(d.dir.cell)) {
 		return damaged("it begins after the end of the file")
@@ -217,8 +225,9 @@ func (d *decoder) place(i int64, plane, x, y int) error {
 	return nil
 }
 
-// put writes a row of a block to the image. For planar images it writes the samples
-// between those of the other planes.
+// put writes a row of a block to the image. For planar images it writes the samples between
+// those of the other planes. x and y are inside of the image, and so is the whole row of n
+// pixels.
 func (d *decoder) put(row []byte, plane, x, y, n int) {
 	if !d.planar {
 		d.to.row(d.Header, row, x, y, n)
@@ -231,7 +240,8 @@ func (d *decoder) put(row []byte, plane, x, y, n int) {
 	}
 }
 
-// expand decompresses a block of that many rows.
+// expand decompresses a block of that many rows. The result is valid until the next block,
+// and may be shorter than the rows: place checks that. It may be a part of the file.
 func (d *decoder) expand(src []byte, rows int) ([]byte, error) {
 	size := rows * int(d.grid.row)
 	if d.compression == none {
@@ -249,6 +259,8 @@ func (d *decoder) expand(src []byte, rows int) ([]byte, error) {
 	case packBits:
 		return dst[:unpack(dst, src)], nil
 	case lzwCode:
+		// Old files have the lowest bit first. Their first code, ClearCode, looks like
+		// this.
 		if len(src) > 1 && src[0] == 0 && src[1]&1 != 0 {
 			return nil, unsupported("old-style LZW compression")
 		}
@@ -282,7 +294,8 @@ func (d *decoder) expand(src []byte, rows int) ([]byte, error) {
 	return dst[:n], err
 }
 
-// Layout is the kind of pixels of a decoded image.
+// Layout is the kind of pixels of a decoded image. It decides the type of the decoded
+// image: see target.
 type Layout uint8
 
 // The layouts.
@@ -297,7 +310,8 @@ const (
 	Number
 )
 
-// Header is what the tags of the first image say.
+// Header is what the tags of the first image say. It refers to the file, which must not
+// change until the image is decoded.
 type Header struct {
 	Width, Height int
 	Layout        Layout
@@ -333,6 +347,7 @@ func Read(cell []byte) (Header, error) {
 	}
 	d := &h.dir
 	h.order = d.order
+	// Both tags are required; their absence gives 0.
 	width, height := d.number(tagWidth, 0), d.number(tagHeight, 0)
 	if width < 1 || height < 1 || width > maxSide || height > maxSide {
 		return Header{}, damaged("it is %d x %d pixels", width, height)
@@ -370,7 +385,8 @@ func Read(cell []byte) (Header, error) {
 	return h, nil
 }
 
-// pixels reads the tags of samples and pixels.
+// pixels reads the tags of samples and pixels. It determines Layout, which numbers and
+// alpha may then change.
 func (h *Header) pixels() error {
 	d := &h.dir
 	bits := d.tag(tagBits)
@@ -385,6 +401,7 @@ func (h *Header) pixels() error {
 	if h.samples > maxSamples {
 		return unsupported("%d samples a pixel", h.samples)
 	}
+	// Each sample has its own number of bits; all must be equal.
 	for i := range bits.n {
 		if int(bits.at(i, 0)) != h.bits {
 			return unsupported("samples of different bits")
@@ -420,7 +437,8 @@ func (h *Header) pixels() error {
 	return h.alpha(base)
 }
 
-// numbers checks the type of the samples.
+// numbers checks the type of the samples. Each combination that is accepted has a case in
+// target.row.
 func (h *Header) numbers() error {
 	const whole, signed, float = 1, 2, 3
 	switch {
@@ -457,7 +475,8 @@ func (h *Header) numbers() error {
 	return unsupported("predictor %d of samples of %d bits", h.predictor, h.bits)
 }
 
-// alpha determines the meaning of the samples after the colour.
+// alpha determines the meaning of the samples after the colour. Samples after the colour
+// are alpha only if a tag says so or there is no tag.
 func (h *Header) alpha(base int) error {
 	extra := h.samples - base
 	if extra == 0 {
@@ -475,7 +494,8 @@ func (h *Header) alpha(base int) error {
 	return nil
 }
 
-// grid is the division of an image into strips or tiles.
+// grid is the division of an image into strips or tiles. Blocks are numbered by rows, and
+// for planar images by planes first.
 type grid struct {
 	across, down    int // size of a block in pixels
 	columns, rows   int // number of blocks
@@ -485,7 +505,8 @@ type grid struct {
 	size            int64 // bytes of a block
 }
 
-// n is the number of blocks, of all planes.
+// n is the number of blocks, of all planes. It must not exceed the number of offsets: see
+// blocks.
 func (g *grid) n(h *Header) int64 {
 	n := int64(g.columns) * int64(g.rows)
 	if h.planar {
@@ -497,7 +518,8 @@ func (g *grid) n(h *Header) int64 {
 // ceil is a / b, rounded up.
 func ceil(a, b int) int { return (a + b - 1) / b }
 
-// blocks reads the tags of strips or tiles.
+// blocks reads the tags of strips or tiles. A file has strips or tiles; tiles take
+// precedence.
 func (h *Header) blocks() error {
 	g, d := &h.grid, &h.dir
 	g.across, g.down = h.Width, h.Height
@@ -520,6 +542,7 @@ func (h *Header) blocks() error {
 	if h.planar {
 		per = 1
 	}
+	// Rows of a block begin at a byte.
 	g.row = (int64(g.across)*int64(per)*int64(h.bits) + 7) / 8
 	g.size = g.row * int64(g.down)
 	if n := g.n(h); g.offsets.n < n || g.counts.n < n && (n > 1 || h.compression != none) {
@@ -529,7 +552,8 @@ func (h *Header) blocks() error {
 	return nil
 }
 
-// pixelBytes is the number of bytes of a pixel in the decoded image.
+// pixelBytes is the number of bytes of a pixel in the decoded image. It is that of the
+// image types of the standard library, which have alpha for colours.
 func (h *Header) pixelBytes() int64 {
 	n := map[Layout]int64{Grey: 1, Palette: 1, Number: 4, Colours: 4, ColoursAlpha: 4, CMYK: 4}[h.Layout]
 	if h.Deep && h.Layout != CMYK {
@@ -548,7 +572,8 @@ const (
 	paletteBytes = 256 * 24  // of a palette of 256 colours
 )
 
-// bound computes Bytes and Steps.
+// bound computes Bytes and Steps. Amounts do not overflow: they saturate, and a run with
+// such a cost is refused.
 func (h *Header) bound() {
 	g := &h.grid
 	pixels := program.Count(int64(h.Width)).Times(int64(h.Height))
@@ -586,7 +611,8 @@ func (h *Header) bound() {
 	h.Bytes, h.Steps = bytes.Int64(), steps.Int64()
 }
 
-// directory is the tags of an image. It refers to the file and copies nothing.
+// directory is the tags of an image. It refers to the file and copies nothing. Other
+// directories of the file are further images, which are ignored.
 type directory struct {
 	cell    []byte
 	order   binary.ByteOrder
@@ -614,7 +640,7 @@ func (d *directory) size() int {
 	return 12
 }
 
-// open finds the first directory.
+// open finds the first directory. All later accesses to entries are within the file.
 func (d *directory) open(cell []byte) error {
 	if !Recognised(cell) || len(cell) < 8 {
 		return damaged("it does not begin as a TIFF")
@@ -650,7 +676,8 @@ func (d *directory) open(cell []byte) error {
 	return nil
 }
 
-// values are the values of a tag.
+// values are the values of a tag. They are read on demand, because a file can announce
+// billions of them.
 type values struct {
 	data  []byte
 	order binary.ByteOrder
@@ -659,13 +686,15 @@ type values struct {
 	n     int64  // number of values
 }
 
-// widths is the number of bytes of a value of each type.
+// widths is the number of bytes of a value of each type. Types without a size are unknown,
+// and their tags count as absent.
 var widths = [...]int{
 	1: 1, 2: 1, 3: 2, 4: 4, 5: 8, 6: 1, 7: 1, 8: 2, 9: 4, 10: 8, 11: 4, 12: 8, 13: 4, 16: 8, 17: 8, 18: 8,
 }
 
 // tag finds the values of a tag; there are none if it is absent. Values after the end of
-// the file are dropped.
+// the file are dropped. The search is linear: entries are sorted by the specification, but
+// not in all files.
 func (d *directory) tag(tag uint16) (v values) {
 	step := d.size()
 	for rest := d.entries; len(rest) >= step; rest = rest[step:] {
@@ -693,7 +722,8 @@ func (d *directory) tag(tag uint16) (v values) {
 	return v
 }
 
-// at returns value i if it is an integer that is not negative; else otherwise.
+// at returns value i if it is an integer that is not negative; else otherwise. Fractions
+// and floating-point numbers are not integers, even if their value is whole.
 func (v *values) at(i, otherwise int64) int64 {
 	if i >= v.n {
 		return otherwise

@@ -23,7 +23,8 @@ var (
 // specification, section 5.2.3.
 const cacheMultiplier = 0x1e35a7bd
 
-// nearby maps distance codes up to 120 to offsets by rows and columns, section 5.2.2.
+// nearby maps distance codes up to 120 to offsets by rows and columns, section 5.2.2. Most
+// copies come from a pixel close by, which these codes express in one byte.
 var nearby = [120]uint8{
 	0x18, 0x07, 0x17, 0x19, 0x28, 0x06, 0x27, 0x29, 0x16, 0x1a,
 	0x26, 0x2a, 0x38, 0x05, 0x37, 0x39, 0x15, 0x1b, 0x36, 0x3a,
@@ -39,7 +40,8 @@ var nearby = [120]uint8{
 	0x40, 0x72, 0x7e, 0x61, 0x6f, 0x50, 0x71, 0x7f, 0x60, 0x70,
 }
 
-// distance is the distance in pixels of a code, for an image of width w.
+// distance is the distance in pixels of a code, for an image of width w. code and the
+// result are at least 1.
 func distance(w int, code uint32) int {
 	if int(code) > len(nearby) {
 		return int(code) - len(nearby)
@@ -48,7 +50,8 @@ func distance(w int, code uint32) int {
 	return max((at>>4)*w+8-at&0xf, 1)
 }
 
-// decoder reads the bit stream of a lossless image, lowest bits first.
+// decoder reads the bit stream of a lossless image, lowest bits first. It lives for one
+// file. lengths and nodes are scratch memory for the code that describes a tree.
 type decoder struct {
 	data  []byte
 	at    int
@@ -60,7 +63,8 @@ type decoder struct {
 	nodes   [2*len(lengthOrder) - 1]node
 }
 
-// read returns the next n bits, n <= 24.
+// read returns the next n bits, n <= 24. Bits after the end of the data are an error, not
+// zeros.
 func (d *decoder) read(n uint32) (uint32, error) {
 	for d.nBits < n {
 		if d.at >= len(d.data) {
@@ -107,8 +111,9 @@ var (
 	repeatOffsets = [3]uint32{3, 3, 11}
 )
 
-// codeLengths reads the code lengths of a tree, which are coded with another tree,
-// section 6.2.1. own has the lengths of that one.
+// codeLengths reads the code lengths of a tree, which are coded with another tree, section
+// 6.2.1. own has the lengths of that one. All of to must be zero before. The number of
+// symbols may be limited; the others have no code.
 func (d *decoder) codeLengths(to, own []uint8) error {
 	h := tree{nodes: d.nodes[:]}
 	if err := h.build(own, nil); err != nil {
@@ -164,7 +169,8 @@ func (d *decoder) codeLengths(to, own []uint8) error {
 	return nil
 }
 
-// tree reads a tree. If h is nil it only skips it.
+// tree reads a tree. If h is nil it only skips it. A skipped tree is still parsed: the next
+// one begins after it.
 func (d *decoder) tree(h *tree, alphabet int) error {
 	if err := d.meter.Spend(treeSteps); err != nil {
 		return err
@@ -202,7 +208,8 @@ func (d *decoder) tree(h *tree, alphabet int) error {
 	return h.build(lengths, d.meter)
 }
 
-// simpleTree reads a tree of one or two symbols.
+// simpleTree reads a tree of one or two symbols. Its codes have one bit, or none if there
+// is one symbol.
 func (d *decoder) simpleTree(h *tree, alphabet int) error {
 	n, err := d.read(1)
 	if err != nil {
@@ -227,10 +234,12 @@ func (d *decoder) simpleTree(h *tree, alphabet int) error {
 	return h.buildSimple(n+1, symbols, alphabet, d.meter)
 }
 
-// maxGroups is the maximum number of groups: that of libwebp.
+// maxGroups is the maximum number of groups: that of libwebp. Each group has five tables,
+// so an image could otherwise demand much more memory than it has pixels.
 const maxGroups = 2600
 
-// tiles maps a tile to the group of its pixels: the entropy image.
+// tiles maps a tile to the group of its pixels: the entropy image. Without an entropy
+// image, groups has one element and bits is 0.
 type tiles struct {
 	pix    []byte // four bytes per tile; the first two are the group's index
 	bits   uint32 // log2 of the side of a tile in pixels
@@ -238,7 +247,8 @@ type tiles struct {
 	groups []group
 }
 
-// groups reads the groups of an image. Only the top-level image may have several.
+// groups reads the groups of an image. Only the top-level image may have several. Memory is
+// counted before it is allocated: the number comes from the file.
 func (d *decoder) groups(w, h int, topLevel bool, cacheBits uint32) (t tiles, err error) {
 	n, last, mapping := 1, 0, []int16(nil)
 	if topLevel {
@@ -288,7 +298,8 @@ func (d *decoder) groups(w, h int, topLevel bool, cacheBits uint32) (t tiles, er
 }
 
 // number returns the number of groups and the last index. If many indices are unused, the
-// tiles are renumbered: mapping has the new index of each group, or -1.
+// tiles are renumbered: mapping has the new index of each group, or -1. A file may use
+// index 2000 and no other; unused groups are skipped in the data.
 func (t *tiles) number() (n, last int, mapping []int16, err error) {
 	for p := 0; p < len(t.pix); p += 4 {
 		last = max(last, int(t.pix[p])<<8|int(t.pix[p+1]))
@@ -314,8 +325,9 @@ func (t *tiles) number() (n, last int, mapping []int16, err error) {
 	return n, last, mapping, nil
 }
 
-// lossless decodes the data of a VP8L chunk after its header: transforms, then pixels,
-// then the inverse transforms in reverse order.
+// lossless decodes the data of a VP8L chunk after its header: transforms, then pixels, then
+// the inverse transforms in reverse order. Each kind of transform may occur once. That
+// bounds the work.
 func (d *decoder) lossless(width, height int) (*image.NRGBA, error) {
 	var all []transform
 	seen, w := [transforms]bool{}, width
@@ -363,7 +375,8 @@ var reverseBits = func() (t [256]uint8) {
 	return t
 }()
 
-// node is a node in a tree of codes.
+// node is a node in a tree of codes. Indices instead of pointers halve the memory and need
+// no scan by the garbage collector.
 type node struct {
 	// symbol is the symbol held by a leaf.
 	symbol uint16
@@ -386,7 +399,8 @@ const (
 	alphabetSteps = 4
 )
 
-// tree is a Huffman tree.
+// tree is a Huffman tree. Its size depends on the number of symbols with a code, not on the
+// alphabet.
 type tree struct {
 	// nodes are the nodes of the tree. During construction, their number grows from 1 up to the capacity by
 	// steps of two. After it both are twice the number of symbols less 1.
@@ -398,6 +412,7 @@ type tree struct {
 }
 
 // insert inserts a symbol whose encoding is the least significant length bits of code.
+// Codes that are prefixes of each other are refused.
 func (h *tree) insert(symbol, code, length uint32) error {
 	var base uint32
 	if length > lutSize {
@@ -438,7 +453,8 @@ func (h *tree) insert(symbol, code, length uint32) error {
 	return nil
 }
 
-// room allocates the nodes of the tree.
+// room allocates the nodes of the tree. A tree of the last use is cleared and used again if
+// it is large enough.
 func (h *tree) room(symbols int, meter *program.Meter) error {
 	if err := meter.Spend(int64(symbols) * symbolSteps); err != nil {
 		return err
@@ -513,7 +529,8 @@ func (h *tree) buildSimple(n uint32, symbols [2]uint32, alphabet int, meter *pro
 	return nil
 }
 
-// next returns the next symbol of the bit-stream.
+// next returns the next symbol of the bit-stream. The table resolves codes of up to seven
+// bits in one step; longer ones are walked bit by bit from the node that it names.
 func (h *tree) next(d *decoder) (uint32, error) {
 	n := uint32(0)
 	more := true
@@ -566,7 +583,8 @@ const (
 	undoSteps = 12
 )
 
-// transform is a transform of the WebP Lossless specification, section 4.
+// transform is a transform of the WebP Lossless specification, section 4. It is read before
+// the pixels and undone after them.
 type transform struct {
 	kind uint32
 	// width is that of the image before the transform. After colour indexing, a pixel may
@@ -578,7 +596,8 @@ type transform struct {
 	pix []byte
 }
 
-// transform reads the parameters of t, and returns the width of the image after it.
+// transform reads the parameters of t, and returns the width of the image after it. Its
+// parameters are images of their own, coded like the main one.
 func (d *decoder) transform(t *transform, h int) (width int, err error) {
 	width = t.width
 	switch t.kind {
@@ -616,7 +635,8 @@ func (d *decoder) transform(t *transform, h int) (width int, err error) {
 	return width, err
 }
 
-// undo applies the inverse transform to the pixels, in place if possible.
+// undo applies the inverse transform to the pixels, in place if possible. Rows are undone
+// from top to bottom, because prediction uses the row above.
 func (t *transform) undo(pix []byte, h int, meter *program.Meter) ([]byte, error) {
 	if t.kind == colourIndexing && t.bits > 0 {
 		return t.unpack(pix, h, meter)
@@ -651,7 +671,7 @@ func (t *transform) undo(pix []byte, h int, meter *program.Meter) ([]byte, error
 }
 
 // firstRow predicts the first pixel by opaque black, and the others by the pixel to their
-// left.
+// left. There is no row above it.
 func (t *transform) firstRow(pix []byte) {
 	pix[3] += 0xff
 	for p := 4; p < len(pix); p++ {
@@ -659,7 +679,9 @@ func (t *transform) firstRow(pix []byte) {
 	}
 }
 
-// predict undoes the prediction of row y, which is the second row in pix.
+// predict undoes the prediction of row y, which is the second row in pix. The right
+// neighbour above the last pixel of a row is the first pixel of the row itself, as the
+// specification requires: memory is contiguous.
 func (t *transform) predict(pix []byte, y int) {
 	// The first column's predictor is mode 2 (T).
 	mask, top, p := 1<<t.bits-1, 0, 4*t.width
@@ -787,7 +809,7 @@ func (t *transform) predict(pix []byte, y int) {
 }
 
 // cross undoes the colour transform of row y: parts of green were subtracted from red and
-// blue, and parts of red from blue.
+// blue, and parts of red from blue. Red is restored first, because blue depends on it.
 func (t *transform) cross(pix []byte, y int) {
 	var greenToRed, greenToBlue, redToBlue int32
 	q, mask := 4*(y>>t.bits)*over(t.width, t.bits), 1<<t.bits-1
@@ -805,7 +827,8 @@ func (t *transform) cross(pix []byte, y int) {
 	}
 }
 
-// unpack replaces indices, several in a pixel, by colours.
+// unpack replaces indices, several in a pixel, by colours. Each row begins with a new pixel
+// of indices.
 func (t *transform) unpack(pix []byte, h int, meter *program.Meter) ([]byte, error) {
 	if err := meter.Hold(int64(4 * t.width * h)); err != nil {
 		return nil, err
@@ -869,7 +892,8 @@ func clampAddSubtractHalf(a, b uint8) uint8 {
 // pixelSteps is the work per decoded pixel.
 const pixelSteps = 30
 
-// cache is the colour cache: recent colours by their hash.
+// cache is the colour cache: recent colours by their hash. It is filled lazily, when a
+// symbol refers to it: most pixels are copied or literal.
 type cache struct {
 	colours []uint32
 	shift   uint32
@@ -884,7 +908,8 @@ func (c *cache) see(pix []byte, p int) {
 	}
 }
 
-// cache reads the size of the colour cache. bits is 0 if there is none.
+// cache reads the size of the colour cache. bits is 0 if there is none. Each image of the
+// file, also those of parameters, may have one.
 func (d *decoder) cache() (c cache, bits uint32, err error) {
 	some, err := d.read(1)
 	if err != nil || some == 0 {
@@ -931,6 +956,7 @@ func (d *decoder) pixels(w, h, room int, topLevel bool) ([]byte, error) {
 			}
 			paid += n
 		}
+		// The group is looked up only at the borders of tiles.
 		if changed {
 			i := 4 * (t.across*(y>>t.bits) + x>>t.bits)
 			g = &t.groups[int(t.pix[i])<<8|int(t.pix[i+1])]
@@ -997,7 +1023,7 @@ func (c *cache) get(px []byte, i int) error {
 	return nil
 }
 
-// copy repeats earlier pixels, and returns their number.
+// copy repeats earlier pixels, and returns their number. It may cross the end of a row.
 func (d *decoder) copy(g *group, pix []byte, p, w int, symbol uint32) (int, error) {
 	length, err := d.parameter(symbol)
 	if err != nil {
