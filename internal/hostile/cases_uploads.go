@@ -10,27 +10,30 @@ import (
 	"google.golang.org/grpc/codes"
 )
 
-const manyRows = 4 << 20 // as many as a batch may have
+// manyRows is the most rows that a batch may have.
+const manyRows = 4 << 20
 
-// putting uploads messages behind a schema.
+// putting returns a case that uploads messages after a schema.
 func putting(name string, want []codes.Code, text string, schema []byte, messages ...[]byte) Case {
 	return asking(name, "DoPut", want, text, append([][]byte{data(put(Scratch), schema, nil)}, messages...)...)
 }
 
-// exchanging asks for samples by what the messages hold.
+// exchanging returns a case that requests samples by DoExchange, with the given messages.
 func exchanging(name string, want []codes.Code, text string, schema []byte, messages ...[]byte) Case {
 	return asking(name, "DoExchange", want, text, append([][]byte{data(take(Dataset), schema, nil)}, messages...)...)
 }
 
+// squeezed compresses b by zstd.
 func squeezed(b []byte) []byte {
 	w, err := zstd.NewWriter(nil)
 	if err != nil {
-		panic(err) // there are no options to be wrong
+		panic(err) // no option can be wrong
 	}
 	return w.EncodeAll(b, nil)
 }
 
-// uploads are record batches, dictionaries and schemas.
+// uploads are cases of record batches, dictionaries and schemas. Each violates one rule
+// of Arrow IPC, or costs much more memory than its bytes.
 func uploads() []Case {
 	id := int64(7)
 	noWidth := field{name: "id", kind: typeFixedSizeBinary}
@@ -46,7 +49,8 @@ func uploads() []Case {
 		codec: plain}
 	zeros := func(n int) []byte { return claiming(int64(n), squeezed(make([]byte, n))) }
 	flags := column(manyRows, codecZstd, zeros(manyRows/8)).record()
-	hugeWindow := append(binary.LittleEndian.AppendUint32(nil, 0xFD2FB528), 0, 0xF8, 1, 0, 0) // a window of 2^41 bytes
+	// A zstd frame: magic number, descriptor, and a window of 2^41 bytes.
+	hugeWindow := append(binary.LittleEndian.AppendUint32(nil, 0xFD2FB528), 0, 0xF8, 1, 0, 0)
 
 	cases := []Case{
 		exchanging("ids without width, 2^31 rows", exhausted, "MaxBatchRows", schemaMessage(noWidth), bare(1<<31)),
@@ -141,7 +145,8 @@ func uploads() []Case {
 				column(manyRows, codecZstd, zeros(4*(manyRows+1)), nil).record())
 		}},
 	}
-	// A header whose lists claim any length, wherever that is written.
+	// Each word of a valid schema is replaced once by a huge number. Among the words are
+	// the lengths of all lists, wherever they are.
 	head := schemaMessage(label, text)
 	for i := 0; i+4 <= len(head); i += 4 {
 		broken := bytes.Clone(head)

@@ -16,42 +16,48 @@ import (
 	"google.golang.org/grpc/codes"
 )
 
+// maxFrame is the largest frame that HTTP/2 allows by default. hugeFlow is the largest
+// window.
 const (
 	maxFrame  = 16 << 10
 	hugeFlow  = 1<<31 - 1 // the most that a window can be
 	flightURL = "/arrow.flight.protocol.FlightService/"
 )
 
-// Conn is an HTTP/2 connection whose owner may write any frames.
+// Conn is an HTTP/2 connection whose owner may write any frames. net/http and gRPC would
+// not send most of what the cases need. A goroutine reads until the connection ends.
+// Other goroutines may open streams at once.
 type Conn struct {
 	net.Conn
 	fr *http2.Framer
 
+	// mu guards the fields below. changed is signalled after each frame of the server,
+	// and when the context of a waiting call ends.
 	mu      sync.Mutex
 	changed *sync.Cond
-	headers bytes.Buffer   // what enc has written; guarded by mu
-	enc     *hpack.Encoder // guarded by mu
-	next    uint32         // id of the next stream; guarded by mu
-	window  int64          // what the server grants the connection; guarded by mu
-	initial int64          // what the server grants each stream at first; guarded by mu
-	streams map[uint32]*Stream
-	err     error // why reading ended; guarded by mu
-	closed  chan struct{}
+	headers bytes.Buffer       // what enc has written; guarded by mu
+	enc     *hpack.Encoder     // guarded by mu
+	next    uint32             // id of the next stream; guarded by mu
+	window  int64              // what the server grants the connection; guarded by mu
+	initial int64              // what the server grants each stream at first; guarded by mu
+	streams map[uint32]*Stream // open calls by id; guarded by mu
+	err     error              // the reason for which reading ended; guarded by mu
+	closed  chan struct{}      // closed when the reader has ended
 }
 
-// Stream is a call.
+// Stream is a call on a Conn. ID and conn are constant.
 type Stream struct {
 	ID   uint32
 	conn *Conn
 
-	window  int64      // guarded by conn.mu
-	ended   bool       // guarded by conn.mu
+	window  int64      // bytes that the server grants; guarded by conn.mu
+	ended   bool       // whether a status or a reset arrived; guarded by conn.mu
 	code    codes.Code // guarded by conn.mu
 	message string     // guarded by conn.mu
 	data    []byte     // received data; guarded by mu
 }
 
-// RefusedError is the server's error status of a call.
+// RefusedError is the server's error status of a call: the answer that most cases expect.
 type RefusedError struct {
 	Code    codes.Code
 	Message string
@@ -63,7 +69,8 @@ func (r *RefusedError) Error() string { return fmt.Sprintf("%s: %s", r.Code, r.M
 // errGone is the end of a connection, or of a call, without a status.
 var errGone = errors.New("the server ended the connection or the stream")
 
-// Target is the server's address and the client's own.
+// Target is the server's address and the client's own. Limits by address apply to From,
+// so that honest clients can have another address on the same machine.
 type Target struct {
 	Addr string // host:port, of loopback
 	From net.IP // the address to call from
@@ -71,7 +78,8 @@ type Target struct {
 	Admin string
 }
 
-// dialRaw opens a connection and sends nothing.
+// dialRaw opens a connection and sends nothing. It returns an error for an address of
+// another machine: the cases must never attack one.
 func (t Target) dialRaw(ctx context.Context) (net.Conn, error) {
 	addr, err := net.ResolveTCPAddr("tcp", t.Addr)
 	if err != nil {
@@ -84,7 +92,7 @@ func (t Target) dialRaw(ctx context.Context) (net.Conn, error) {
 	return d.DialContext(ctx, "tcp", t.Addr)
 }
 
-// Dial opens a connection and sends settings.
+// Dial opens a connection and sends the preface and settings. The caller closes it.
 func (t Target) Dial(ctx context.Context, settings ...http2.Setting) (*Conn, error) {
 	raw, err := t.dialRaw(ctx)
 	if err != nil {
@@ -112,7 +120,8 @@ func (c *Conn) Close() error {
 	return err
 }
 
-// read handles frames from the server until the connection ends.
+// read handles frames from the server until the connection ends. An error of one stream
+// does not end it.
 func (c *Conn) read() {
 	defer close(c.closed)
 	for {
@@ -135,11 +144,14 @@ func (c *Conn) read() {
 	}
 }
 
-// take handles a frame. The caller holds mu.
+// take handles a frame. The caller holds mu. It follows RFC 9113 only as far as a server
+// can notice: it acknowledges pings, and keeps account of windows.
 func (c *Conn) take(f http2.Frame) {
 	s := c.streams[f.Header().StreamID]
 	switch f := f.(type) {
 	case *http2.SettingsFrame:
+		// A change of the initial window applies to open streams as well (RFC 9113,
+		// 6.9.2).
 		if n, ok := f.Value(http2.SettingInitialWindowSize); ok {
 			for _, s := range c.streams {
 				s.window += int64(n) - c.initial
@@ -148,7 +160,7 @@ func (c *Conn) take(f http2.Frame) {
 		}
 	case *http2.PingFrame:
 		if !f.IsAck() {
-			_ = c.fr.WritePing(true, f.Data) // the reader sees the error, too
+			_ = c.fr.WritePing(true, f.Data) // the reader gets the error too
 		}
 	case *http2.WindowUpdateFrame:
 		if f.StreamID == 0 {
@@ -187,7 +199,8 @@ func (c *Conn) take(f http2.Frame) {
 	}
 }
 
-// block encodes the headers of a call. The caller holds mu.
+// block encodes the headers of a call. The caller holds mu, because the encoder has state
+// that both ends share.
 func (c *Conn) block(method string, more ...hpack.HeaderField) []byte {
 	c.headers.Reset()
 	for _, h := range append([]hpack.HeaderField{
@@ -195,12 +208,12 @@ func (c *Conn) block(method string, more ...hpack.HeaderField) []byte {
 		{Name: ":authority", Value: "hostile"},
 		{Name: "content-type", Value: "application/grpc"}, {Name: "te", Value: "trailers"},
 	}, more...) {
-		_ = c.enc.WriteField(h) // into a buffer
+		_ = c.enc.WriteField(h) // into a buffer, which cannot fail
 	}
 	return bytes.Clone(c.headers.Bytes())
 }
 
-// Open begins a call.
+// Open begins a call. Clients use odd ids in ascending order.
 func (c *Conn) Open(method string, more ...hpack.HeaderField) (*Stream, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -214,7 +227,8 @@ func (c *Conn) Open(method string, more ...hpack.HeaderField) (*Stream, error) {
 		EndHeaders: true})
 }
 
-// awaken wakes the goroutines that wait on the connection when ctx ends.
+// awaken wakes the goroutines that wait on the connection when ctx ends: a sync.Cond
+// knows no context.
 func (c *Conn) awaken(ctx context.Context) (stop func() bool) {
 	return context.AfterFunc(ctx, func() {
 		c.mu.Lock()
@@ -223,7 +237,8 @@ func (c *Conn) awaken(ctx context.Context) (stop func() bool) {
 	})
 }
 
-// Write sends bytes of the call as fast as the server lets it.
+// Write sends bytes of the call as fast as the server's windows allow. It returns nil if
+// the call has ended, because the status has the reason.
 func (s *Stream) Write(ctx context.Context, b []byte, end bool) error {
 	c := s.conn
 	defer c.awaken(ctx)()
@@ -234,25 +249,27 @@ func (s *Stream) Write(ctx context.Context, b []byte, end bool) error {
 			c.changed.Wait()
 		}
 		if s.ended || c.err != nil || ctx.Err() != nil {
-			return ctx.Err() // the call's status says why
+			return ctx.Err() // the status has the reason
 		}
 		n := min(int64(len(b)), maxFrame, s.window, c.window)
 		if err := c.fr.WriteData(s.ID, end && n == int64(len(b)), b[:max(0, n)]); err != nil {
-			return nil // the call's status says why, or that there is none
+			return nil // the status has the reason, or there is none
 		}
 		s.window, c.window, b = s.window-n, c.window-n, b[max(0, n):]
 	}
 	return nil
 }
 
-// forget drops a call that has ended, for connections with very many calls.
+// forget removes a call that has ended. Cases with very many calls would otherwise run
+// out of memory before the server does.
 func (s *Stream) forget() {
 	s.conn.mu.Lock()
 	defer s.conn.mu.Unlock()
 	delete(s.conn.streams, s.ID)
 }
 
-// Status waits for the end of the call.
+// Status waits for the end of the call. It returns nil, a *RefusedError, errGone for an
+// end without a status, or the cause of ctx.
 func (s *Stream) Status(ctx context.Context) error {
 	c := s.conn
 	defer c.awaken(ctx)()
@@ -272,12 +289,15 @@ func (s *Stream) Status(ctx context.Context) error {
 	return &RefusedError{s.code, s.message}
 }
 
-// framed is a message of grpc with its prefix.
+// framed returns a message with gRPC's prefix: a byte 0, that is uncompressed, and the
+// length in 4 bytes.
 func framed(b []byte) []byte {
 	return append(binary.BigEndian.AppendUint32([]byte{0}, uint32(len(b))), b...)
 }
 
-// Ask makes a call with those messages over a connection of its own, and returns the server's answer.
+// Ask makes a call with those messages over a connection of its own, and returns its
+// status. It grants the largest windows, so that only the server limits itself. A nil
+// message sends an empty frame.
 func (t Target) Ask(ctx context.Context, method string, messages ...[]byte) error {
 	c, err := t.Dial(ctx, http2.Setting{ID: http2.SettingInitialWindowSize, Val: hugeFlow})
 	if err != nil {
@@ -305,14 +325,15 @@ func (t Target) Ask(ctx context.Context, method string, messages ...[]byte) erro
 	return s.Status(ctx)
 }
 
-// widen grants the server more of the connection's window.
+// widen grants the server a larger window of the connection.
 func (c *Conn) widen(by uint32) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.fr.WriteWindowUpdate(0, by)
 }
 
-// timeoutOf is the header with the context's deadline.
+// timeoutOf returns gRPC's header with the deadline of ctx, and nothing without a
+// deadline.
 func timeoutOf(ctx context.Context) []hpack.HeaderField {
 	at, ok := ctx.Deadline()
 	if !ok {

@@ -1,7 +1,9 @@
-// Package hostile sends a server what no client would: raw frames of HTTP/2,
-// protobuf and Arrow IPC written by hand, with lengths, counts and claims that
-// are wrong or ruinous, and connections and calls that say nothing or too much.
+// Package hostile sends requests to a server that no client library would send. They are
+// raw frames of HTTP/2, protobuf and Arrow IPC, written by hand. Their lengths, counts
+// and claims are wrong or ruinous. Other cases open connections and calls that are
+// silent, or that send too much.
 //
-// It is a client of its own, with neither grpc nor the Arrow library in between.
-// The tests of this package run its cases. It sends to loopback addresses only.
+// The client has neither gRPC nor the Arrow library in between, because these would
+// reject the requests. The tests of this package run its cases. It connects to loopback
+// addresses only. Begin reading at [Cases].
 package hostile

@@ -8,7 +8,9 @@ import (
 	"google.golang.org/protobuf/encoding/protowire"
 )
 
-// Types of Schema.fbs.
+// The types are those of Schema.fbs in Arrow's format. The kinds of messages are those of
+// Message.fbs, and the codecs those of BodyCompression. plain is not of the format: it
+// means that a batch is not compressed.
 const (
 	typeNull            = 1
 	typeInt             = 2
@@ -32,8 +34,9 @@ const (
 	plain     = -1
 )
 
-// field is a column of a schema. width is of fixed_size_binary in bytes, of
-// integers in bits, of fixed_size_list in items.
+// field is a column of a schema. width is in bytes for fixed_size_binary, in bits for
+// integers, and in items for fixed_size_list. dictionary is the id of a dictionary, or
+// nil.
 type field struct {
 	name       string
 	kind       byte
@@ -42,6 +45,7 @@ type field struct {
 	dictionary *int64
 }
 
+// write writes the field and its children, and returns its offset.
 func (f field) write(fb *flatbuffers.Builder) flatbuffers.UOffsetT {
 	children := make([]flatbuffers.UOffsetT, len(f.children))
 	for i, c := range f.children {
@@ -50,6 +54,9 @@ func (f field) write(fb *flatbuffers.Builder) flatbuffers.UOffsetT {
 	return f.writeWith(fb, children)
 }
 
+// writeWith writes the field with children that are written already. The numbers of the
+// slots are the positions of the fields in the tables Field and DictionaryEncoding of
+// Schema.fbs. A FlatBuffer is written from its leaves to its root.
 func (f field) writeWith(fb *flatbuffers.Builder, children []flatbuffers.UOffsetT) flatbuffers.UOffsetT {
 	name := fb.CreateString(f.name)
 	list := offsets(fb, children)
@@ -84,6 +91,7 @@ func (f field) writeWith(fb *flatbuffers.Builder, children []flatbuffers.UOffset
 	return fb.EndObject()
 }
 
+// offsets writes a vector of tables. It is written backwards, as FlatBuffers requires.
 func offsets(fb *flatbuffers.Builder, list []flatbuffers.UOffsetT) flatbuffers.UOffsetT {
 	fb.StartVector(4, len(list), 4)
 	for i := len(list) - 1; i >= 0; i-- {
@@ -92,7 +100,8 @@ func offsets(fb *flatbuffers.Builder, list []flatbuffers.UOffsetT) flatbuffers.U
 	return fb.EndVector(len(list))
 }
 
-// message wraps a header.
+// message wraps a header in the table Message: version 5 of the metadata, which has the
+// value 4, the kind, the header, and the length of the body.
 func message(fb *flatbuffers.Builder, kind byte, header flatbuffers.UOffsetT, body int) []byte {
 	fb.StartObject(5)
 	fb.PrependInt16Slot(0, 4, 0)
@@ -103,6 +112,7 @@ func message(fb *flatbuffers.Builder, kind byte, header flatbuffers.UOffsetT, bo
 	return fb.FinishedBytes()
 }
 
+// schemaOf returns the message of a schema whose fields are written.
 func schemaOf(fb *flatbuffers.Builder, fields []flatbuffers.UOffsetT) []byte {
 	list := offsets(fb, fields)
 	fb.StartObject(4)
@@ -110,6 +120,7 @@ func schemaOf(fb *flatbuffers.Builder, fields []flatbuffers.UOffsetT) []byte {
 	return message(fb, kindSchema, fb.EndObject(), 0)
 }
 
+// schemaMessage returns the message of a schema.
 func schemaMessage(fields ...field) []byte {
 	fb := flatbuffers.NewBuilder(1024)
 	at := make([]flatbuffers.UOffsetT, len(fields))
@@ -119,7 +130,8 @@ func schemaMessage(fields ...field) []byte {
 	return schemaOf(fb, at)
 }
 
-// repeated is a schema of n columns that are all the same table.
+// repeated returns a schema of n columns that all refer to one table. Its size is 4 bytes
+// a column, and a reader that copies each column takes far more.
 func repeated(n int, f field) []byte {
 	fb := flatbuffers.NewBuilder(1024)
 	one := f.write(fb)
@@ -130,7 +142,8 @@ func repeated(n int, f field) []byte {
 	return schemaOf(fb, at)
 }
 
-// nested is a schema of lists in lists.
+// nested returns a schema of lists of lists. A reader that recurses without a limit
+// overflows its stack.
 func nested(depth int) []byte {
 	fb := flatbuffers.NewBuilder(1024)
 	at := field{name: "leaf", kind: typeBool}.write(fb)
@@ -140,15 +153,17 @@ func nested(depth int) []byte {
 	return schemaOf(fb, []flatbuffers.UOffsetT{at})
 }
 
-// batch is what a record batch says of itself; each is what it claims.
+// batch is the content of a record batch. Each of its claims may be false.
 type batch struct {
 	rows    int64
-	nodes   [][2]int64 // rows and nulls of each column and child
-	buffers [][]byte
+	nodes   [][2]int64 // rows and nulls of each column and child, in depth-first order
+	buffers [][]byte   // by which the body is made
 	claims  [][2]int64 // false locations of buffers, instead of the real ones
-	codec   int8
+	codec   int8       // of BodyCompression, or plain
 }
 
+// table writes the table RecordBatch and returns its offset and the body. Buffers are
+// padded to 8 bytes, as the format requires.
 func (b batch) table(fb *flatbuffers.Builder) (at flatbuffers.UOffsetT, body []byte) {
 	places := b.claims
 	for _, buf := range b.buffers {
@@ -158,6 +173,8 @@ func (b batch) table(fb *flatbuffers.Builder) (at flatbuffers.UOffsetT, body []b
 		body = append(body, buf...)
 		body = append(body, make([]byte, -len(body)&7)...)
 	}
+	// FieldNode and Buffer are structs of two int64. A struct is written in place, its
+	// last field first.
 	pairs := func(list [][2]int64) flatbuffers.UOffsetT {
 		fb.StartVector(16, len(list), 8)
 		for i := len(list) - 1; i >= 0; i-- {
@@ -184,12 +201,15 @@ func (b batch) table(fb *flatbuffers.Builder) (at flatbuffers.UOffsetT, body []b
 	return fb.EndObject(), body
 }
 
+// record returns the batch as a FlightData.
 func (b batch) record() []byte {
 	fb := flatbuffers.NewBuilder(1024)
 	at, body := b.table(fb)
 	return data(nil, message(fb, kindBatch, at, len(body)), body)
 }
 
+// dictionary returns the batch as the FlightData of a dictionary. A delta extends the one
+// that came before.
 func (b batch) dictionary(id int64, delta bool) []byte {
 	fb := flatbuffers.NewBuilder(1024)
 	at, body := b.table(fb)
@@ -200,12 +220,14 @@ func (b batch) dictionary(id int64, delta bool) []byte {
 	return data(nil, message(fb, kindDictionary, fb.EndObject(), len(body)), body)
 }
 
-// column is a batch of one column without nulls and with those buffers.
+// column returns a batch of one column without nulls. The nil buffer is the validity
+// bitmap, which is absent.
 func column(rows int64, codec int8, buffers ...[]byte) batch {
 	return batch{rows: rows, nodes: [][2]int64{{rows, 0}}, buffers: append([][]byte{nil}, buffers...), codec: codec}
 }
 
-// data is a FlightData.
+// data returns a serialized FlightData: a descriptor if there is a command, the header,
+// and the body, whose field has the number 1000 in Flight.proto.
 func data(command, header, body []byte) []byte {
 	var b []byte
 	if command != nil {
@@ -219,22 +241,24 @@ func data(command, header, body []byte) []byte {
 	return protowire.AppendBytes(protowire.AppendTag(b, 1000, protowire.BytesType), body)
 }
 
-// descriptor is a FlightDescriptor with a command.
+// descriptor returns a serialized FlightDescriptor with a command.
 func descriptor(command string) []byte {
 	d := protowire.AppendVarint(protowire.AppendTag(nil, 1, protowire.VarintType), 2)
 	return protowire.AppendString(protowire.AppendTag(d, 2, protowire.BytesType), command)
 }
 
-// textField is a message with one field of text: a Ticket, for one.
+// textField returns a message with one field of text, such as a Ticket.
 func textField(n protowire.Number, text string) []byte {
 	return protowire.AppendString(protowire.AppendTag(nil, n, protowire.BytesType), text)
 }
 
-// claiming puts the size that a compressed buffer claims before it.
+// claiming puts the uncompressed size before a compressed buffer. Arrow's format has it
+// as 8 bytes, little endian.
 func claiming(n int64, b []byte) []byte {
 	return append(binary.LittleEndian.AppendUint64(nil, uint64(n)), b...)
 }
 
+// offsets32 returns a buffer of 32-bit offsets.
 func offsets32(list ...int32) (b []byte) {
 	for _, n := range list {
 		b = binary.LittleEndian.AppendUint32(b, uint32(n))
@@ -242,15 +266,18 @@ func offsets32(list ...int32) (b []byte) {
 	return b
 }
 
+// put returns the command of an upload.
 func put(dataset string) []byte {
 	return fmt.Appendf(nil, `{"put": {"dataset": %q, "mode": "replace"}}`, dataset)
 }
 
+// take returns the command of a DoExchange.
 func take(dataset string) []byte {
 	return fmt.Appendf(nil, `{"take": {"dataset": %q, "columns": ["id"]}}`, dataset)
 }
 
-// withCommand puts a descriptor before a FlightData.
+// withCommand adds a descriptor to a serialized FlightData. The order of fields in a
+// message does not matter.
 func withCommand(command, flightData []byte) []byte {
 	return append(protowire.AppendBytes(protowire.AppendTag(nil, 1, protowire.BytesType), descriptor(string(command))),
 		flightData...)

@@ -1,8 +1,13 @@
-// Package links connects the processes of a cluster on one machine through links of a given latency and rate, which
-// count bytes and can be cut while they are in use: for tests and benchmarks.
+// Package links connects the processes of a cluster on one machine through links of a
+// given latency and rate. The links count bytes, and can be cut while they are in use.
+// Tests and benchmarks use them.
 //
-// A proxy is an address that forwards to a server through a link. Several proxies may share a link, and its rate. A proxy
-// knows the client process of a connection if processes were named. It does not know what a connection carries.
+// A proxy is an address that forwards to a server through a link. Several proxies may
+// share a link and its rate. A proxy knows the client process of a connection if
+// processes were named. It does not know what a connection carries.
+//
+// Begin reading at [ProxySet]. [ProxySet.Run] makes it usable from another language.
+// Package delay has the model of a link.
 package links
 
 import (
@@ -30,22 +35,24 @@ const Anybody = ""
 // Fault is what a proxy does to connections instead of forwarding.
 type Fault string
 
-// The faults.
+// None, Cut and Hold are the faults.
 const (
 	None Fault = ""
-	// Cut closes connections, and new ones as soon as they are made.
+	// Cut closes connections, and new ones as soon as they are made. Both ends notice.
 	Cut Fault = "cut"
 	// Hold holds data back until it is over, like a network that loses all packets: the ends are not notified.
 	Hold Fault = "hold"
 )
 
-// ProxySet holds all links and proxies. It is safe for concurrent use. The caller closes it.
+// ProxySet has all links and proxies. It is safe for concurrent use. The caller closes
+// it.
 type ProxySet struct {
+	// mu guards the fields below. It is not held while a proxy works.
 	mu      sync.Mutex
 	closed  bool
-	links   map[string]*delay.Link
-	proxies map[string]*proxy
-	names   map[int]string // of processes, by pid
+	links   map[string]*delay.Link // by name; shared by proxies
+	proxies map[string]*proxy      // by name
+	names   map[int]string         // names of processes by pid
 }
 
 // NewProxySet returns a set without links.
@@ -56,7 +63,7 @@ func NewProxySet() *ProxySet {
 // errClosed is the error of a closed set.
 var errClosed = fmt.Errorf("%w: the links are closed", schema.ErrUnavailable)
 
-// Link makes a link.
+// Link makes a link. A used name is an error.
 func (b *ProxySet) Link(name string, config delay.Config) error {
 	if err := schema.CheckName("link", name); err != nil {
 		return err
@@ -107,13 +114,15 @@ func (b *ProxySet) Name(pid int, name string) {
 	b.names[pid] = name
 }
 
-// who returns the name of the process at the other end of a connection.
+// who returns the name of the process at the other end of a connection. It searches the
+// kernel's table for the socket, and then the open files of the named processes.
 func (b *ProxySet) who(remote, local string) string {
 	b.mu.Lock()
 	names := maps.Clone(b.names)
 	b.mu.Unlock()
 	if len(names) == 0 {
-		return Anybody // otherwise each connection would cost a walk through all processes
+		// Otherwise each connection would cost a walk through all processes.
+		return Anybody
 	}
 	socket, ok := socketOf(remote, local)
 	if !ok {
@@ -127,7 +136,8 @@ func (b *ProxySet) who(remote, local string) string {
 	return Anybody
 }
 
-// Set sets the fault of a process's data at a proxy, instead of the previous one.
+// Set sets the fault of a process's data at a proxy, instead of the previous one. It
+// applies to open connections too.
 func (b *ProxySet) Set(name, from string, t Fault) error {
 	if t != None && t != Cut && t != Hold {
 		return &schema.FieldError{Field: "fault", Got: schema.Quote(string(t)), Want: `"cut", "hold" or ""`}
@@ -168,7 +178,8 @@ func (b *ProxySet) Counts() []Count {
 	return list
 }
 
-// Close cuts everything, and waits for all goroutines.
+// Close cuts everything, and waits for all goroutines. Proxies stop first. Data that
+// waits in a link is released only when the link closes, so that the waiting comes last.
 func (b *ProxySet) Close() error {
 	b.mu.Lock()
 	b.closed = true
@@ -188,7 +199,7 @@ func (b *ProxySet) Close() error {
 	return errors.Join(errs...)
 }
 
-// Command is a request to a set; one of its fields is set.
+// Command is a request to a set, as a line of JSON. Exactly one of its fields is set.
 type Command struct {
 	Link  *LinkCommand  `json:"link,omitempty"`
 	Open  *OpenCommand  `json:"open,omitempty"`
@@ -236,10 +247,11 @@ type Reply struct {
 	Error   string  `json:"error,omitempty"`
 }
 
-// maxCommand is the most bytes of a command.
+// maxCommand is the most bytes of a command. It bounds the buffer of the reader.
 const maxCommand = 64 << 10
 
-// Run reads commands from the lines of in, as JSON, and answers each with a line, until in ends.
+// Run reads commands from the lines of in, as JSON, and answers each with a line, until
+// in ends. An error of a command is in its answer and does not end Run.
 func (b *ProxySet) Run(in io.Reader, out io.Writer) error {
 	lines := bufio.NewScanner(in)
 	lines.Buffer(nil, maxCommand)
@@ -259,6 +271,7 @@ func (b *ProxySet) Run(in io.Reader, out io.Writer) error {
 	return nil
 }
 
+// do executes one command.
 func (b *ProxySet) do(line []byte) (Reply, error) {
 	var c Command
 	if err := schema.DecodeJSON("command", line, &c); err != nil {
@@ -285,7 +298,8 @@ func (b *ProxySet) do(line []byte) (Reply, error) {
 		Want: "one of link, open, name, set and count"}
 }
 
-// microseconds is a duration, at most one that links reject as too long.
+// microseconds returns a duration. It is at most a day, which links reject as too long,
+// so that a larger number cannot overflow into a valid one.
 func microseconds(n int64) time.Duration {
 	if n > int64(24*time.Hour/time.Microsecond) {
 		return 24 * time.Hour
@@ -293,7 +307,8 @@ func microseconds(n int64) time.Duration {
 	return time.Duration(n) * time.Microsecond
 }
 
-// proxy forwards to a server through a link.
+// proxy forwards to a server through a link. newProxy starts its goroutines, and stop
+// ends them.
 type proxy struct {
 	link     *delay.Link
 	to       string
@@ -303,16 +318,18 @@ type proxy struct {
 	end      context.CancelFunc
 	running  sync.WaitGroup
 
+	// mu guards the fields below.
 	mu      sync.Mutex
 	fault   map[string]Fault
-	changed chan struct{} // closed when fault changes
-	conns   map[net.Conn]string
-	passed  map[string]*passed
+	changed chan struct{}       // closed when fault changes
+	conns   map[net.Conn]string // both ends of each connection, with the name of the process
+	passed  map[string]*passed  // by name of the process; entries are never removed
 }
 
 // passed counts a process's use of the proxy.
 type passed struct{ connections, to, back atomic.Int64 }
 
+// newProxy listens on a free port and begins to forward.
 func newProxy(link *delay.Link, to string, who func(remote, local string) string) (*proxy, error) {
 	listener, err := new(net.ListenConfig).Listen(context.Background(), "tcp", "127.0.0.1:0")
 	if err != nil {
@@ -330,6 +347,8 @@ func newProxy(link *delay.Link, to string, who func(remote, local string) string
 
 func (d *proxy) address() string { return d.listener.Addr().String() }
 
+// accept accepts connections until the proxy is stopped. Other errors of Accept concern
+// one connection.
 func (d *proxy) accept() {
 	for {
 		c, err := d.listener.Accept()
@@ -342,7 +361,7 @@ func (d *proxy) accept() {
 	}
 }
 
-// serve carries a connection until one of its ends is closed.
+// serve forwards a connection until one of its ends is closed.
 func (d *proxy) serve(c net.Conn) {
 	defer c.Close()
 	from := d.who(c.RemoteAddr().String(), c.LocalAddr().String())
@@ -355,6 +374,7 @@ func (d *proxy) serve(c net.Conn) {
 		return
 	}
 	defer server.Close()
+	// The proxy may have been cut while the dial waited for the link.
 	if !d.keep(server, from) {
 		return
 	}
@@ -367,10 +387,11 @@ func (d *proxy) serve(c net.Conn) {
 	back.Wait()
 }
 
-// pieceBytes is how much is read at once.
+// pieceBytes is the most bytes of one read.
 const pieceBytes = 64 << 10
 
-// carry forwards data from source until either end is closed, and then closes both.
+// carry forwards data from source until either end is closed, and then closes both. It
+// checks the fault after the read, so that data which is already on its way is held too.
 func (d *proxy) carry(from string, to, source net.Conn, count *atomic.Int64) {
 	defer to.Close()
 	defer source.Close()
@@ -392,7 +413,7 @@ func (d *proxy) carry(from string, to, source net.Conn, count *atomic.Int64) {
 	}
 }
 
-// pass waits while a process's data is held, and reports whether it may continue.
+// pass waits while a process's data is held. It returns false if the connection must end.
 func (d *proxy) pass(from string) bool {
 	for {
 		d.mu.Lock()
@@ -411,7 +432,7 @@ func (d *proxy) pass(from string) bool {
 	}
 }
 
-// set changes the fault of a process.
+// set changes the fault of a process, and wakes the goroutines that wait in pass.
 func (d *proxy) set(from string, t Fault) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -423,10 +444,11 @@ func (d *proxy) set(from string, t Fault) {
 	}
 }
 
+// closeLocked closes connections by the name of their process. The caller holds mu.
 func (d *proxy) closeLocked(which func(from string) bool) {
 	for c, of := range d.conns {
 		if which(of) {
-			_ = c.Close() // its goroutines notice
+			_ = c.Close() // its goroutines end by the error
 		}
 	}
 }
@@ -442,12 +464,14 @@ func (d *proxy) keep(c net.Conn, from string) bool {
 	return true
 }
 
+// forget removes a connection that has ended.
 func (d *proxy) forget(c net.Conn) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	delete(d.conns, c)
 }
 
+// of returns the counters of a process, and makes them if needed.
 func (d *proxy) of(from string) *passed {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -457,6 +481,7 @@ func (d *proxy) of(from string) *passed {
 	return d.passed[from]
 }
 
+// counts returns the counters by process. The map is a copy, and the counters are live.
 func (d *proxy) counts() map[string]*passed {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -467,7 +492,8 @@ func (d *proxy) counts() map[string]*passed {
 	return all
 }
 
-// stop closes the proxy; its goroutines end by themselves.
+// stop closes the proxy and its connections. It does not wait for the goroutines, because
+// they may wait for the link: see ProxySet.Close.
 func (d *proxy) stop() error {
 	d.end()
 	err := d.listener.Close()

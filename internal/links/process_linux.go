@@ -10,8 +10,8 @@ import (
 	"strings"
 )
 
-// socketOf is the name that the kernel has for the end of a connection on this machine, as a process has it open, by
-// the connection's addresses.
+// socketOf returns the kernel's name of a socket, as a process has it open, by the
+// addresses of its connection. ok is false if the table does not have it.
 func socketOf(local, remote string) (socket string, ok bool) {
 	from, err := tableAddress(local)
 	if err != nil {
@@ -26,7 +26,8 @@ func socketOf(local, remote string) (socket string, ok bool) {
 		return "", false
 	}
 	for line := range strings.Lines(string(table)) {
-		// sl local_address rem_address st tx:rx tr:when retrnsmt uid timeout inode …
+		// The columns are: sl local_address rem_address st tx:rx tr:when retrnsmt uid
+		// timeout inode …
 		if f := strings.Fields(line); len(f) > 9 && f[1] == from && f[2] == to {
 			return "socket:[" + f[9] + "]", true
 		}
@@ -34,7 +35,8 @@ func socketOf(local, remote string) (socket string, ok bool) {
 	return "", false
 }
 
-// tableAddress is an IPv4 address and port as /proc/net/tcp has them.
+// tableAddress formats an IPv4 address and port as /proc/net/tcp does: hexadecimal, the
+// address as a number in the byte order of the machine.
 func tableAddress(s string) (string, error) {
 	a, err := netip.ParseAddrPort(s)
 	if err != nil {
@@ -47,12 +49,12 @@ func tableAddress(s string) (string, error) {
 	return fmt.Sprintf("%08X:%04X", binary.NativeEndian.Uint32(ip[:]), a.Port()), nil
 }
 
-// holds reports whether a process has a socket open.
+// holds reports whether a process has a socket open. It needs the same user or root.
 func holds(pid int, socket string) bool {
 	folder := filepath.Join("/proc", strconv.Itoa(pid), "fd")
 	files, err := os.ReadDir(folder)
 	if err != nil {
-		return false // it has ended
+		return false // the process has ended
 	}
 	for _, f := range files {
 		if to, err := os.Readlink(filepath.Join(folder, f.Name())); err == nil && to == socket {

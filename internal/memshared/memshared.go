@@ -1,4 +1,5 @@
-// Package memshared is a members.Shared in memory: for tests and simulations, with faults.
+// Package memshared implements members.Shared in memory, for tests and simulations, with
+// faults.
 package memshared
 
 import (
@@ -12,9 +13,11 @@ import (
 	"bowstring/schema"
 )
 
-// Shared is what nodes share, in memory. Time is that of package time, also in a synctest bubble. It is safe for
-// concurrent use.
+// Shared is the state that nodes share. The clock is that of package time, also in a
+// synctest bubble. It is safe for concurrent use: an operation is atomic, as one of the
+// real stores is.
 type Shared struct {
+	// mu guards the fields below. Leases are by cluster and node, layouts by name.
 	mu      sync.Mutex
 	leases  map[[2]string]row
 	layouts map[string]row
@@ -22,30 +25,33 @@ type Shared struct {
 	fault   func(op, cluster string) (before, after error)
 }
 
+// row is a value that expires.
 type row struct {
 	value []byte
 	until time.Time
 }
 
+// claim is the key of a reserved layout.
 type claim struct {
 	cluster, plan string
 	epoch         uint64
 }
 
-// New returns one without rows.
+// New returns a Shared without rows.
 func New() *Shared {
 	return &Shared{leases: map[[2]string]row{}, layouts: map[string]row{}, claims: map[claim]row{}}
 }
 
-// Inject has operations fail, by their method's name: with before they do nothing, with after they do what they do, and
-// the answer is lost. nil mends all.
+// Inject makes operations fail, by the name of their method. With the error before, an
+// operation does nothing. With the error after, it takes effect and its answer is lost,
+// as a timeout of a real store may mean. A nil function removes all faults.
 func (s *Shared) Inject(fault func(op, cluster string) (before, after error)) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.fault = fault
 }
 
-// do runs an operation, with the faults that were injected.
+// do runs an operation under the lock, with the faults that were injected.
 func (s *Shared) do(ctx context.Context, op, cluster string, f func(now time.Time) error) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -77,6 +83,7 @@ func (s *Shared) PutLease(ctx context.Context, cluster, id string, lease []byte,
 func (s *Shared) Leases(ctx context.Context, cluster string) (map[string][]byte, error) {
 	found := map[string][]byte{}
 	err := s.do(ctx, "Leases", cluster, func(now time.Time) error {
+		// Expired rows are removed here, because nothing else would.
 		maps.DeleteFunc(s.leases, func(_ [2]string, r row) bool { return !now.Before(r.until) })
 		for k, r := range s.leases {
 			if k[0] == cluster {
@@ -117,7 +124,8 @@ func (s *Shared) Layout(ctx context.Context, name string) (record []byte, err er
 	return record, err
 }
 
-// ReserveLayout implements members.Shared.
+// ReserveLayout implements members.Shared. The first name wins, as with a conditional
+// write.
 func (s *Shared) ReserveLayout(ctx context.Context, cluster, plan string, epoch uint64, name string,
 	ttl time.Duration) (winner string, err error) {
 	err = s.do(ctx, "ReserveLayout", cluster, func(now time.Time) error {

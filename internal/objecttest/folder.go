@@ -10,7 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// mapFrom is the size from which a file is mapped into memory instead of read.
+// mapFrom is the size from which a file is mapped into memory instead of read. A data set
+// may be larger than the memory; a mapping of a small file would waste most of its page.
 const mapFrom = 1 << 20
 
 // AddFolder makes the server serve a directory: each subdirectory is a bucket, and the files below are its objects.
@@ -39,6 +40,8 @@ func (s *Server) AddFolder(root string) error {
 	return nil
 }
 
+// addFile adds a file as an object. Its ETag is made of size and time: a hash would read
+// the whole data set at the start.
 func (s *Server) addFile(bucket, key, path string) error {
 	f, err := os.Open(path)
 	if err != nil {

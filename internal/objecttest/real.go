@@ -24,13 +24,14 @@ import (
 // ServersVariable names the folder that has real servers, as tests/objects/objects.sh leaves them.
 const ServersVariable = "BOWSTRING_OBJECT_SERVERS"
 
-// Real is a bucket at a real server that runs for a test.
+// Real is a bucket at a real server that runs until the end of a test.
 type Real struct {
 	URL  string // of the bucket
 	Keys object.Keys
 }
 
-// program is the path of a server's program. The test fails where there is none: what starts it without is wrong.
+// program returns the path of a server's program. The test fails if it is missing: a test
+// that was skipped without notice would prove nothing.
 func program(t testing.TB, name string) string {
 	t.Helper()
 	dir := os.Getenv(ServersVariable)
@@ -44,7 +45,8 @@ func program(t testing.TB, name string) string {
 	return path
 }
 
-// run runs a server until the test's end, and waits until it answers at an address.
+// run runs a server until the test's end, and waits until it accepts connections. The
+// kernel kills it if the test process dies.
 func run(t testing.TB, address string, command ...string) {
 	t.Helper()
 	var out lockedBuffer
@@ -73,6 +75,7 @@ func run(t testing.TB, address string, command ...string) {
 		}
 		select {
 		case err := <-ended:
+			// The value is put back for the cleanup.
 			ended <- err
 			t.Fatalf("%s has ended: %v\n%s", command[0], err, out.String())
 		case <-time.After(20 * time.Millisecond):
@@ -83,6 +86,7 @@ func run(t testing.TB, address string, command ...string) {
 	}
 }
 
+// lockedBuffer is a buffer that a process writes while the test reads it.
 type lockedBuffer struct {
 	mu sync.Mutex
 	b  bytes.Buffer
@@ -100,6 +104,8 @@ func (l *lockedBuffer) String() string {
 	return l.b.String()
 }
 
+// freeAddress returns an address without a listener. Another process could take it first,
+// which tests accept.
 func freeAddress(t testing.TB) string {
 	t.Helper()
 	l, err := (&net.ListenConfig{}).Listen(context.Background(), "tcp", "127.0.0.1:0")
@@ -123,7 +129,8 @@ func Versity(t testing.TB) Real {
 	return Real{URL: "s3://bucket?endpoint=http://" + at, Keys: k}
 }
 
-// FakeGCS starts fake-gcs-server, a server of Google Cloud Storage. It does not look at credentials.
+// FakeGCS starts fake-gcs-server, a server of Google Cloud Storage. It ignores
+// credentials.
 func FakeGCS(t testing.TB) Real {
 	t.Helper()
 	at := freeAddress(t)
@@ -134,7 +141,8 @@ func FakeGCS(t testing.TB) Real {
 	return Real{URL: "gs://bucket?endpoint=http://" + at, Keys: object.Keys{Token: "anything"}}
 }
 
-// Azurite starts Azurite, a server of Azure Blob Storage, with the account that it comes with.
+// Azurite starts Azurite, a server of Azure Blob Storage, with the account that it comes
+// with.
 func Azurite(t testing.TB) Real {
 	t.Helper()
 	at := freeAddress(t)
@@ -146,6 +154,9 @@ func Azurite(t testing.TB) Real {
 		"--skipApiVersionCheck", "--loose", "--disableTelemetry")
 	r := Real{URL: fmt.Sprintf("az://%s/container?endpoint=http://%s/%s", account, at, account),
 		Keys: object.Keys{Secret: key}}
+	// The container is made by a request with a shared key. The text to sign is that of
+	// Azure's documentation: the method, the standard headers, which are empty, the x-ms
+	// headers and the resource.
 	date := time.Now().UTC().Format(http.TimeFormat)
 	const path, version = "/" + account + "/container", "2023-11-03"
 	secret, _ := base64.StdEncoding.DecodeString(key)
@@ -158,6 +169,7 @@ func Azurite(t testing.TB) Real {
 	return r
 }
 
+// send makes one request and fails the test unless it succeeds.
 func send(t testing.TB, method, url, body string, h http.Header) {
 	t.Helper()
 	r, err := http.NewRequestWithContext(context.Background(), method, url, strings.NewReader(body))

@@ -1,5 +1,9 @@
-// Package objecttest has the suite that every object.Bucket passes, a server of S3 in the test's process that fails
-// on demand, and real servers as processes.
+// Package objecttest has three things for tests of object stores: the suite that every
+// object.Bucket passes, an S3 server in the test's process that fails on demand, and real
+// servers as processes.
+//
+// The server parses HTTP by itself, so that a benchmark measures the reader and not
+// net/http.
 package objecttest
 
 import (
@@ -30,7 +34,7 @@ import (
 // Kind is the purpose of a request.
 type Kind int
 
-// Kinds of requests.
+// Get, Head, Put, Delete and List are the kinds of requests. kinds is their number.
 const (
 	Get Kind = iota
 	Head
@@ -45,7 +49,8 @@ func (k Kind) String() string {
 	return [...]string{"get", "head", "put", "delete", "list", "unknown"}[min(max(k, 0), kinds)]
 }
 
-// Fault says which requests fail, and how. Every effect that is set takes place.
+// Fault selects requests and describes how they fail. The first fields select. All
+// effects that are set take place.
 type Fault struct {
 	Kinds  []Kind  // none: all
 	Prefix string  // of their keys; for lists, the listed prefix
@@ -76,7 +81,10 @@ func SlowDown() Fault {
 	return Fault{Status: http.StatusServiceUnavailable, Code: "SlowDown", Message: "Please reduce your request rate."}
 }
 
+// rule is a fault with its state. The server's lock guards it.
 type rule struct {
+	// seen counts the requests that match, and done those that failed. tokens and at are
+	// the state of Rate.
 	Fault
 
 	seen, done int
@@ -84,7 +92,7 @@ type rule struct {
 	at         time.Time
 }
 
-// Counts are a server's counts.
+// Counts are sums since the server's start.
 type Counts struct {
 	Requests    [kinds]int64 // by Kind
 	Failed      int64        // those that a Fault met
@@ -114,7 +122,9 @@ type Config struct {
 	Owners map[string]string
 }
 
-// Server is a server of S3 with its objects in memory. It checks no signatures. It is safe for concurrent use.
+// Server is an S3 server with its objects in memory. It checks no signatures. It is safe
+// for concurrent use. The counters are atomic, so that requests do not wait for each
+// other.
 type Server struct {
 	cfg      Config
 	listener net.Listener
@@ -124,27 +134,31 @@ type Server struct {
 	accepted atomic.Int64
 	received atomic.Int64
 	sent     atomic.Int64
-	clock    atomic.Int64 // nanoseconds that it is ahead
+	clock    atomic.Int64 // nanoseconds by which it differs from the machine's
 	faulty   atomic.Bool  // there are rules
 	signer   atomic.Value // string: id of the access key of the newest request that was signed
 
+	// mu guards the fields below.
 	mu      sync.RWMutex
 	closed  bool
 	open    map[net.Conn]struct{}
 	buckets map[string]*bucket
 	rules   []*rule
-	rand    *rand.Rand
+	rand    *rand.Rand      // for faults; its sequence depends on the seed and the order of the requests
 	expired map[string]bool // ids of access keys
 	ids     int
 }
 
+// bucket is a bucket of the server. The server's lock guards it.
 type bucket struct {
 	objects map[string]*stored
-	old     map[string]*stored // by key and id, with "\x00" between
+	old     map[string]*stored // all versions, by key and id with "\x00" between
 	keys    []string           // sorted, unless stale
 	stale   bool
 }
 
+// stored is a version of an object. Its body is never changed: a put makes a new stored,
+// so that reads need no lock while they send.
 type stored struct {
 	body     []byte
 	etag, id string
@@ -152,7 +166,7 @@ type stored struct {
 	class    string
 }
 
-// Start starts a server. Close ends it.
+// Start starts a server. The caller closes it.
 func Start(cfg Config) (*Server, error) {
 	if cfg.Address == "" {
 		cfg.Address = "127.0.0.1:0"
@@ -173,6 +187,7 @@ func Start(cfg Config) (*Server, error) {
 	return s, nil
 }
 
+// accept accepts connections until the listener is closed.
 func (s *Server) accept() {
 	for {
 		c, err := s.listener.Accept()
@@ -181,6 +196,7 @@ func (s *Server) accept() {
 		}
 		s.accepted.Add(1)
 		s.mu.Lock()
+		// A connection that is accepted during Close would otherwise never be closed.
 		if s.closed {
 			s.mu.Unlock()
 			_ = c.Close()
@@ -236,6 +252,7 @@ func (s *Server) MakeBucket(name string) {
 	s.bucketLocked(name)
 }
 
+// bucketLocked returns a bucket, and makes it if needed. The caller holds mu.
 func (s *Server) bucketLocked(name string) *bucket {
 	b := s.buckets[name]
 	if b == nil {
@@ -338,13 +355,17 @@ func (s *Server) Counts() Counts {
 	return c
 }
 
+// etagOf returns the ETag that S3 gives an object of one part: the MD5 of its content.
 func etagOf(body []byte) string {
 	sum := md5.Sum(body)
 	return hex.EncodeToString(sum[:])
 }
 
+// now returns the server's clock.
 func (s *Server) now() time.Time { return time.Now().Add(time.Duration(s.clock.Load())) }
 
+// putLocked stores an object. The caller holds mu. With Versions, the old one stays
+// readable by its id.
 func (s *Server) putLocked(b *bucket, key string, body []byte, etag string) *stored {
 	o := &stored{body: body, etag: etag, modified: s.now().UTC()}
 	if s.cfg.Versions {
@@ -352,6 +373,7 @@ func (s *Server) putLocked(b *bucket, key string, body []byte, etag string) *sto
 		o.id = fmt.Sprintf("v%d", s.ids)
 		b.old[key+"\x00"+o.id] = o
 	}
+	// Only a new key changes the order of keys.
 	if b.objects[key] == nil {
 		b.stale = true
 	}
@@ -359,6 +381,7 @@ func (s *Server) putLocked(b *bucket, key string, body []byte, etag string) *sto
 	return o
 }
 
+// deleteLocked removes an object. The caller holds mu.
 func (s *Server) deleteLocked(b *bucket, key string) {
 	if b.objects[key] != nil {
 		delete(b.objects, key)
@@ -366,7 +389,8 @@ func (s *Server) deleteLocked(b *bucket, key string) {
 	}
 }
 
-// sorted returns the keys of a bucket. The caller holds the server's lock.
+// sorted returns the keys of a bucket. It sorts only after a change, because a list of
+// many pages would otherwise sort for each page. The caller holds the server's lock.
 func (b *bucket) sorted() []string {
 	if b.stale {
 		b.keys = b.keys[:0]
@@ -379,7 +403,7 @@ func (b *bucket) sorted() []string {
 	return b.keys
 }
 
-// fault is the first fault that matches a request.
+// fault returns the first fault that applies to a request, and nil if none does.
 func (s *Server) fault(k Kind, key string) *Fault {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -402,7 +426,8 @@ func (s *Server) fault(k Kind, key string) *Fault {
 	return nil
 }
 
-// below takes one of the requests that a rate allows. Requests of a tenth of a second may come at once.
+// below takes one of the requests that the rate allows, and returns false if there is
+// none. It is a token bucket of a tenth of a second.
 func (r *rule) below() bool {
 	now := time.Now()
 	most := max(r.Rate/10, 1)
@@ -419,13 +444,15 @@ func (r *rule) below() bool {
 	return true
 }
 
-// exchange is one request and the writer of its answer.
+// exchange is one request. The goroutine of its connection owns it.
 type exchange struct {
+	// These are the headers that S3 clients use and that the server understands.
 	method, path, query, host            string
 	span, ifMatch, ifNone, auth, amzDate string
 	length                               int64
 	closing                              bool
 
+	// place sets these, except fault.
 	kind   Kind
 	bucket string
 	key    string
@@ -433,8 +460,11 @@ type exchange struct {
 	fault  *Fault
 }
 
+// errCut makes serve close the connection.
 var errCut = errors.New("the connection is to end")
 
+// serve answers the requests of a connection, one after another. The buffer out is reused
+// for all answers.
 func (s *Server) serve(c net.Conn) {
 	defer func() {
 		_ = c.Close()
@@ -473,6 +503,8 @@ func (s *Server) serve(c net.Conn) {
 	}
 }
 
+// parse reads the head of a request. It accepts what HTTP clients send, and is no
+// validator.
 func (x *exchange) parse(in *bufio.Reader) error {
 	line, err := in.ReadSlice('\n')
 	if err != nil {
@@ -518,6 +550,7 @@ func (x *exchange) parse(in *bufio.Reader) error {
 			if x.length, err = strconv.ParseInt(string(v), 10, 64); err != nil {
 				return err
 			}
+		// The clients of this project always send a length.
 		case "transfer-encoding":
 			return errors.ErrUnsupported
 		case "connection":
@@ -526,7 +559,8 @@ func (x *exchange) parse(in *bufio.Reader) error {
 	}
 }
 
-// place says which bucket and key a request is for, by its path or by its host's name.
+// place sets the bucket, the key and the kind of a request. S3 has the bucket in the path
+// or as the first label of the host's name.
 func (s *Server) place(x *exchange) {
 	x.bucket, x.key, _ = strings.Cut(strings.TrimPrefix(x.path, "/"), "/")
 	s.mu.RLock()
@@ -548,7 +582,8 @@ func (s *Server) place(x *exchange) {
 	}
 }
 
-// handle answers a request. An error ends the connection.
+// handle answers a request. An error ends the connection. Faults that replace the answer
+// come first. Those that change it are applied where it is made.
 func (s *Server) handle(c net.Conn, in *bufio.Reader, out *[]byte, x *exchange) error {
 	if f := x.fault; f != nil {
 		s.failed.Add(1)
@@ -560,6 +595,7 @@ func (s *Server) handle(c net.Conn, in *bufio.Reader, out *[]byte, x *exchange) 
 		}
 		switch {
 		case f.Hang:
+			// It returns when the client closes the connection.
 			_, _ = in.ReadByte()
 			return errCut
 		case f.Reset:
@@ -594,6 +630,7 @@ func (s *Server) handle(c net.Conn, in *bufio.Reader, out *[]byte, x *exchange) 
 	return s.list(c, out, x)
 }
 
+// reset makes the close send a TCP reset, which discards data that was not yet read.
 func reset(c net.Conn) error {
 	if t, ok := c.(*net.TCPConn); ok {
 		_ = t.SetLinger(0)
@@ -601,7 +638,8 @@ func reset(c net.Conn) error {
 	return errCut
 }
 
-// gate refuses requests with wrong credentials, for another region, or by another clock.
+// gate rejects requests with wrong credentials, for another region, or by another clock.
+// It does not verify the signature.
 func (s *Server) gate(c net.Conn, out *[]byte, x *exchange) (done bool, err error) {
 	if id := s.cfg.Owners[x.bucket]; id != "" && !strings.Contains(x.auth, "Credential="+id+"/") {
 		return true, s.refuse(c, out, x, http.StatusForbidden, "AccessDenied", "Access Denied", nil)
@@ -644,14 +682,17 @@ func (s *Server) gate(c net.Conn, out *[]byte, x *exchange) (done bool, err erro
 	return false, nil
 }
 
+// errorXML returns the body of an error, as S3 formats it.
 func errorXML(code, message string) []byte {
 	return []byte(xml.Header + "<Error><Code>" + code + "</Code><Message>" + message + "</Message></Error>")
 }
 
+// refuse answers with an error.
 func (s *Server) refuse(c net.Conn, out *[]byte, x *exchange, status int, code, message string, h http.Header) error {
 	return s.reply(c, out, x, status, h, errorXML(code, message))
 }
 
+// reply sends an answer in one write. HEAD, 204 and 304 have no body.
 func (s *Server) reply(c net.Conn, out *[]byte, x *exchange, status int, h http.Header, body []byte) error {
 	b := fmt.Appendf((*out)[:0], "HTTP/1.1 %d %s\r\n", status, http.StatusText(status))
 	if status != http.StatusNoContent && status != http.StatusNotModified {
@@ -670,12 +711,16 @@ func (s *Server) reply(c net.Conn, out *[]byte, x *exchange, status int, h http.
 	return err
 }
 
+// appendDate appends the header Date. Clients compute the difference of the clocks from
+// it.
 func (s *Server) appendDate(b []byte) []byte {
 	b = append(b, "Date: "...)
 	b = s.now().UTC().AppendFormat(b, http.TimeFormat)
 	return append(b, "\r\n"...)
 }
 
+// get answers GET and HEAD of an object. It appends the header by hand: fmt would be a
+// large part of a benchmark's CPU time.
 func (s *Server) get(c net.Conn, out *[]byte, x *exchange) error {
 	s.mu.RLock()
 	b := s.buckets[x.bucket]
@@ -774,7 +819,8 @@ func (s *Server) get(c net.Conn, out *[]byte, x *exchange) error {
 	return err
 }
 
-// parseSpan reads "bytes=A-B", "bytes=A-" or "bytes=-N".
+// parseSpan parses "bytes=A-B", "bytes=A-" or "bytes=-N" (RFC 9110, 14.1.2) and returns a
+// half-open range. S3 does not support several ranges in one request.
 func parseSpan(span string, size int64) (from, to int64, ok bool) {
 	span, ok = strings.CutPrefix(span, "bytes=")
 	a, b, dash := strings.Cut(span, "-")
@@ -800,6 +846,8 @@ func parseSpan(span string, size int64) (from, to int64, ok bool) {
 	return from, to, from < size
 }
 
+// put answers PUT of an object, with the conditions If-Match and If-None-Match. Check and
+// write are one step under the lock.
 func (s *Server) put(c net.Conn, out *[]byte, x *exchange) error {
 	if x.key == "" {
 		return s.reply(c, out, x, http.StatusOK, nil, nil)
@@ -836,6 +884,7 @@ func (s *Server) put(c net.Conn, out *[]byte, x *exchange) error {
 	return s.reply(c, out, x, status, h, nil)
 }
 
+// delete answers DELETE. S3 answers 204 also if there was no object.
 func (s *Server) delete(c net.Conn, out *[]byte, x *exchange) error {
 	s.mu.Lock()
 	s.deleteLocked(s.bucketLocked(x.bucket), x.key)
@@ -846,6 +895,8 @@ func (s *Server) delete(c net.Conn, out *[]byte, x *exchange) error {
 	return s.reply(c, out, x, http.StatusNoContent, nil, nil)
 }
 
+// list answers ListObjectsV2. Entries are keys, or common prefixes up to the delimiter.
+// Both count for the size of a page.
 func (s *Server) list(c net.Conn, out *[]byte, x *exchange) error {
 	q, _ := url.ParseQuery(x.query)
 	most := s.cfg.PageSize
@@ -853,7 +904,8 @@ func (s *Server) list(c net.Conn, out *[]byte, x *exchange) error {
 		most = min(v, most)
 	}
 	prefix, delimiter, after := q.Get("prefix"), q.Get("delimiter"), q.Get("start-after")
-	// A token is the entry that came last, behind the one that the page itself began after.
+	// A token has the position after which the page began, and the last entry of the
+	// page. The fault RepeatPage continues at the first of them.
 	if token := q.Get("continuation-token"); token != "" {
 		raw, _ := hex.DecodeString(token)
 		before, last, _ := strings.Cut(string(raw), "\x00")
@@ -889,7 +941,8 @@ func (s *Server) list(c net.Conn, out *[]byte, x *exchange) error {
 				common = key[:len(prefix)+at+len(delimiter)]
 			}
 		}
-		// No key is behind all that begin with the prefix and before this.
+		// beyond is greater than each key that begins with the common prefix. The loop
+		// continues there, and does not visit the keys one by one.
 		beyond := common + "\xff\xff\xff\xff"
 		if common != "" && common == after { // a page ended with it
 			i = sort.SearchStrings(keys, beyond) - 1
