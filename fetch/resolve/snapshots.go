@@ -423,7 +423,7 @@ func (c *snapshotCache) isMeant(ctx context.Context, key snapshotKey, number int
 // opening opens snapshots before a job needs them. The zero value needs init; end cancels
 // the work and waits for it.
 type opening struct {
-	context context.Context //nolint:containedctx // ends when end is called
+	context context.Context //nolint:containedctx // ends when it is to end
 	cancel  context.CancelCauseFunc
 	running sync.WaitGroup
 }
