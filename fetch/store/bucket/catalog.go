@@ -20,20 +20,21 @@ import (
 	"bowstring/schema"
 )
 
-// Directories of the store's objects.
+// Directories of the store's objects, as prefixes of their keys.
 const (
 	dirCatalog  = "cat/"
-	dirLost     = "lost/" // what Rebuild has found in the catalog and knows nothing of
+	dirLost     = "lost/" // unknown objects that Rebuild has moved out of the catalog
 	dirBackup   = "bak/"
 	dirMembers  = "mem/"
 	dirSegments = "seg/"
-	dirProof    = "proof/" // what proofs of conditional writes write, and remove
+	dirProof    = "proof/" // objects of proofs of conditional writes, which remove them
 )
 
-// maxPartition is the size of the largest partition that is read.
+// maxPartition is the size of the largest partition object that is read. It protects the
+// process from an object that is no partition.
 const maxPartition = 1 << 30
 
-// database is the store as the protocol sees it.
+// database is the store as the protocol sees it. It has no state of its own.
 type database struct{ s *Store }
 
 var (
@@ -41,8 +42,9 @@ var (
 	_ protocol.Segments = database{}
 )
 
-// partitionFile is the content of a partition's object, as JSON in a zstd frame with a checksum. The nonce is of the
-// swap that wrote it: no two versions have the same bytes, and so the same ETag.
+// partitionFile is the content of a partition's object: JSON in a zstd frame with a
+// checksum. The nonce is chosen by each swap. So no two versions have the same bytes, and
+// no two have the same ETag, which a condition compares.
 type partitionFile struct {
 	Format  string            `json:"format"`
 	Name    string            `json:"name"`
@@ -51,6 +53,7 @@ type partitionFile struct {
 	Rows    map[string][]byte `json:"rows"`
 }
 
+// partitionFormat is the value of partitionFile.Format.
 const partitionFormat = "bowstring-partition"
 
 var (
@@ -58,6 +61,7 @@ var (
 	decoder, _ = zstd.NewReader(nil, zstd.WithDecoderConcurrency(1), zstd.WithDecoderMaxMemory(4<<30))
 )
 
+// encodePartition returns the content of a partition's object, with a new nonce.
 func encodePartition(name string, p protocol.Partition) ([]byte, error) {
 	text, err := json.Marshal(partitionFile{partitionFormat, name, p.Version, rand.Text(), p.Rows})
 	if err != nil {
@@ -66,6 +70,8 @@ func encodePartition(name string, p protocol.Partition) ([]byte, error) {
 	return encoder.EncodeAll(text, nil), nil
 }
 
+// decodePartition is the inverse of encodePartition. An object that is not the partition
+// of that name is a schema.ErrDataLoss.
 func decodePartition(name string, data []byte) (protocol.Partition, error) {
 	var f partitionFile
 	text, err := decoder.DecodeAll(data, nil)
@@ -89,21 +95,26 @@ func decodePartition(name string, data []byte) (protocol.Partition, error) {
 	return protocol.Partition{Version: f.Version, Rows: f.Rows}, nil
 }
 
-// seen is a partition as it was loaded, with the version of its object.
+// seen is a partition as it was loaded, with the version of its object. A swap is made on
+// the condition that the object still has it.
 type seen struct {
 	protocol.Partition
 	object schema.ObjectVersion
 }
 
-// seenPartitions remembers what swaps are made for: the versions that were loaded recently.
+// seenPartitions caches the partitions that were loaded recently, so that a swap need not
+// load the partition again. An outdated entry does no harm: the condition of the swap
+// fails. It is safe for concurrent use.
 type seenPartitions struct {
 	mu   sync.Mutex
 	list map[string]seen
 }
 
-// mostSeen is how many partitions are remembered.
+// mostSeen is how many partitions are cached. When there are more, any of them is
+// evicted.
 const mostSeen = 64
 
+// put caches a partition, unless a newer version is cached.
 func (p *seenPartitions) put(name string, s seen) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -122,6 +133,7 @@ func (p *seenPartitions) put(name string, s seen) {
 	p.list[name] = s
 }
 
+// get returns the cached version of a partition.
 func (p *seenPartitions) get(name string) (seen, bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -129,6 +141,7 @@ func (p *seenPartitions) get(name string) (seen, bool) {
 	return s, ok
 }
 
+// forget removes a partition that may have changed.
 func (p *seenPartitions) forget(name string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -145,13 +158,15 @@ func (d database) Partitions(ctx context.Context) ([]string, error) {
 	return names, err
 }
 
-// Load implements protocol.Catalog. An object is read as its last write has left it, and a write that was begun for
-// another version can never be made: it has the condition that the object is that one.
+// Load implements protocol.Catalog. The object is read as its last write has left it. A
+// write that was begun for another version can never be made, because its condition names
+// the version. So what Load returns is settled.
 func (d database) Load(ctx context.Context, name string) (protocol.Partition, error) {
 	p, err := d.load(ctx, name)
 	return p.Partition, err
 }
 
+// load is Load, with the version of the object. A missing object is the zero value.
 func (d database) load(ctx context.Context, name string) (p seen, err error) {
 	s := d.s
 	err = s.again(ctx, func(ctx context.Context) error {
@@ -174,7 +189,9 @@ func (d database) load(ctx context.Context, name string) (p seen, err error) {
 	return p, nil
 }
 
-// Peek implements protocol.Catalog. It costs what Load does.
+// Peek implements protocol.Catalog. It costs as much as Load: the object is read as a
+// whole, and reads of a bucket are strongly consistent. So it shows every swap that was
+// answered.
 func (d database) Peek(ctx context.Context, name string, rows ...string) (protocol.Partition, error) {
 	p, err := d.Load(ctx, name)
 	if err != nil || len(rows) == 0 {
@@ -190,7 +207,7 @@ func (d database) Peek(ctx context.Context, name string, rows ...string) (protoc
 	return p, nil
 }
 
-// swapWithin is how long the answer to a conditional write is waited for.
+// swapWithin is how long a conditional write may take. After that its outcome is unknown.
 const swapWithin = 30 * time.Second
 
 // Swap implements protocol.Catalog. The write is never repeated, because it cannot
@@ -200,6 +217,8 @@ func (d database) Swap(ctx context.Context, name string, version int64, change p
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
 	}
+	// The protocol has just loaded the version. Its object's version is in the cache, or
+	// the partition is loaded again.
 	old, ok := s.partitions.get(name)
 	if !ok || old.Version != version {
 		var err error
@@ -215,6 +234,8 @@ func (d database) Swap(ctx context.Context, name string, version int64, change p
 	if next.Rows == nil {
 		next.Rows = map[string][]byte{}
 	}
+	// Rows that mean nothing without their process are not worth a new copy of the
+	// partition.
 	lasting := false
 	for _, row := range change.Delete {
 		delete(next.Rows, row)
@@ -228,6 +249,7 @@ func (d database) Swap(ctx context.Context, name string, version int64, change p
 	if err != nil {
 		return fmt.Errorf("%s: %w", doing, err)
 	}
+	// Version 0 is a partition without an object.
 	condition := object.Condition{Absent: version == 0}
 	if version > 0 {
 		condition.Version = old.object
@@ -236,6 +258,7 @@ func (d database) Swap(ctx context.Context, name string, version int64, change p
 	defer cancel()
 	info, outcome, err := s.bucket.Put(within, s.key(dirCatalog+name), body, condition)
 	s.partitions.forget(name)
+	// Only an answer that names the object's new version may be cached.
 	switch outcome {
 	case object.Made:
 		if !info.Version.IsZero() {
@@ -254,7 +277,8 @@ func (d database) Swap(ctx context.Context, name string, version int64, change p
 	}
 }
 
-// backup keeps a copy of a partition. Where it cannot, Rebuild has the one before.
+// backup writes the copy of a partition. If that fails, Rebuild has the copy before it,
+// and the swap counts all the same.
 func (d database) backup(ctx context.Context, name string, body []byte) {
 	ctx, cancel := context.WithTimeout(ctx, swapWithin)
 	defer cancel()
@@ -273,12 +297,15 @@ func (d database) Read(ctx context.Context, ref schema.BlobRef) (schema.Blob, er
 	return b, err
 }
 
-// scanners is how many parts of the segments are listed at once.
+// scanners is how many parts of the segments are listed at once. Prefixes begin with a
+// random hexadecimal digit, so there are 16 parts of about the same size.
 const scanners = 16
 
-// Scan implements protocol.Blobs: the rows are those of the segments. Their prefixes are as good as random, so that the
-// lists of their first digits are about equal.
+// Scan implements protocol.Blobs: the rows are those of segments. A row needs no request
+// of its own: the epoch is in the segment's name, and the size in the list.
 func (d database) Scan(ctx context.Context, visit func(context.Context, protocol.BlobRow) error) error {
+	// Listing is sequential within a part: a page of a list begins where the one before
+	// ends.
 	g, ctx := errgroup.WithContext(ctx)
 	for i := range scanners {
 		g.Go(func() error {
@@ -299,8 +326,8 @@ func (d database) Scan(ctx context.Context, visit func(context.Context, protocol
 	return g.Wait()
 }
 
-// Delete implements protocol.Blobs. No segment is ever written again under the name, so it is no matter when a
-// deletion arrives.
+// Delete implements protocol.Blobs. No segment is ever written again under the same name,
+// so a deletion may arrive at any time.
 func (d database) Delete(ctx context.Context, row protocol.BlobRow, before protocol.Epoch) error {
 	a, ok := schema.ParseObjectAddress(row.Key)
 	if !ok || row.Stored >= before {
@@ -310,5 +337,5 @@ func (d database) Delete(ctx context.Context, row protocol.BlobRow, before proto
 	return s.again(ctx, func(ctx context.Context) error { return s.bucket.Delete(ctx, s.segmentKey(a.Prefix, a.Object)) })
 }
 
-// Sync implements protocol.Blobs: what a server has answered is durable.
+// Sync implements protocol.Blobs. A write that a server has answered is durable.
 func (d database) Sync(context.Context) error { return nil }

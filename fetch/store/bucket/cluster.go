@@ -17,19 +17,22 @@ import (
 	"bowstring/schema"
 )
 
-// Directories of clusters of nodes.
+// Directories of the leases, claims and layouts of clusters. The comment is the rest of
+// the key.
 const (
 	dirLeases  = "clu/lease/"  // CLUSTER/ID
 	dirClaims  = "clu/claim/"  // CLUSTER/PLAN/EPOCH
 	dirLayouts = "clu/layout/" // NAME
 )
 
-// kept is what is kept for a time. It lapses by the server's clock, so long after the server wrote it.
+// kept is the content of an object that is valid for some time after the server wrote it,
+// by the server's clock.
 type kept struct {
 	Seconds int64  `json:"seconds"`
 	Value   []byte `json:"value"`
 }
 
+// lapsed reports whether the time of an object is over.
 func (k kept) lapsed(info object.Info, s *Store) bool {
 	return s.lapsed(info, time.Duration(k.Seconds)*time.Second)
 }
@@ -37,10 +40,11 @@ func (k kept) lapsed(info object.Info, s *Store) bool {
 // maxKept is the size of the largest object of a cluster that is read.
 const maxKept = 64 << 20
 
-// part is a name as a part of a key.
+// part escapes a name for use as a part of a key, so that it contains no slash, and is
+// not a name with a meaning in a directory, such as "..".
 func part(name string) string { return strings.ReplaceAll(url.PathEscape(name), ".", "%2E") }
 
-// putKept writes an object of a cluster.
+// putKept writes an object of a cluster once.
 func (s *Store) putKept(ctx context.Context, key string, k kept, c object.Condition) (object.Outcome, error) {
 	body, err := json.Marshal(k)
 	if err != nil {
@@ -52,7 +56,7 @@ func (s *Store) putKept(ctx context.Context, key string, k kept, c object.Condit
 	return outcome, err
 }
 
-// getKept reads one, which may have lapsed.
+// getKept reads an object of a cluster. It may have lapsed: info has the times.
 func (s *Store) getKept(ctx context.Context, key string) (k kept, info object.Info, err error) {
 	err = s.again(ctx, func(ctx context.Context) error {
 		data, got, err := s.bucket.Get(ctx, key, schema.ObjectVersion{}, maxKept)
@@ -68,12 +72,14 @@ func (s *Store) getKept(ctx context.Context, key string) (k kept, info object.In
 	return k, info, err
 }
 
-// leases are those that were read, by their keys. One that is renewed without a change is not read again.
+// leases caches the leases that were read, by key. A lease whose object has not changed
+// is not read again.
 type leases struct {
 	mu   sync.Mutex
 	read map[string]readLease
 }
 
+// readLease is a lease with the version of its object.
 type readLease struct {
 	object schema.ObjectVersion
 	kept   kept
@@ -96,7 +102,8 @@ func (s *Store) PutLease(ctx context.Context, cluster, id string, lease []byte, 
 	return nil
 }
 
-// Leases implements members.Shared. It costs a list, and a read for each lease that has changed.
+// Leases implements members.Shared. It costs one list, and one read for each lease that
+// has changed since the last call.
 func (s *Store) Leases(ctx context.Context, cluster string) (map[string][]byte, error) {
 	if err := s.enter(ctx); err != nil {
 		return nil, err
@@ -139,6 +146,8 @@ func (s *Store) Leases(ctx context.Context, cluster string) (map[string][]byte, 
 	if err := g.Wait(); err != nil {
 		return nil, fmt.Errorf("list the nodes of a cluster in %s: %w", s, err)
 	}
+	// Whether a lease has lapsed follows from the times in the list, because the object
+	// may have been renewed without a change.
 	found := map[string][]byte{}
 	prefix, there := s.key(under), map[string]bool{}
 	for i, info := range listed {
@@ -150,6 +159,7 @@ func (s *Store) Leases(ctx context.Context, cluster string) (map[string][]byte, 
 	}
 	s.leases.mu.Lock()
 	defer s.leases.mu.Unlock()
+	// Leases that are not listed any more were removed.
 	for key := range s.leases.read {
 		if strings.HasPrefix(key, prefix) && !there[key] {
 			delete(s.leases.read, key)
@@ -171,7 +181,8 @@ func (s *Store) RemoveLease(ctx context.Context, cluster, id string) error {
 	return nil
 }
 
-// PutLayout implements members.Shared. A layout is named by its hash: what is there is the same.
+// PutLayout implements members.Shared. A layout's name is its hash, so an object under
+// the name has the same content. It is only written again if it would lapse too early.
 func (s *Store) PutLayout(ctx context.Context, name string, record []byte, ttl time.Duration) error {
 	if err := s.enter(ctx); err != nil {
 		return err
@@ -210,11 +221,12 @@ func (s *Store) Layout(ctx context.Context, name string) ([]byte, error) {
 	return k.Value, nil
 }
 
-// claimTries is how often a claim is made whose outcome is not known.
+// claimTries is how often a claim with unknown outcome is made.
 const claimTries = 8
 
-// ReserveLayout implements members.Shared: the object is created once. Whose claim was made is looked up, whatever the
-// answer was.
+// ReserveLayout implements members.Shared. A claim is an object that is created once, on
+// the condition that none exists or that the existing one has lapsed. After an unknown
+// outcome the object is read again, and shows whose claim was made.
 func (s *Store) ReserveLayout(ctx context.Context, cluster, plan string, epoch uint64, name string,
 	ttl time.Duration) (string, error) {
 	if err := s.enter(ctx); err != nil {
@@ -224,6 +236,8 @@ func (s *Store) ReserveLayout(ctx context.Context, cluster, plan string, epoch u
 	key := s.key(fmt.Sprintf("%s%s/%s/%016x", dirClaims, part(cluster), part(plan), epoch))
 	for try := 0; ; try++ {
 		k, info, err := s.getKept(ctx, key)
+		// A lapsed claim is replaced on the condition that it is still the same object,
+		// so that only one caller replaces it.
 		condition := object.Condition{Absent: true}
 		switch {
 		case errors.Is(err, schema.ErrNotFound):
@@ -253,14 +267,15 @@ func (s *Store) ReserveLayout(ctx context.Context, cluster, plan string, epoch u
 	}
 }
 
-// For how long objects of clusters are left after they were written: longer than any is kept for.
+// How long objects of clusters are left after they were last written: longer than any is
+// valid.
 const (
 	leasesLeft  = 24 * time.Hour
 	claimsLeft  = 60 * 24 * time.Hour
 	layoutsLeft = 400 * 24 * time.Hour
 )
 
-// forgetClusters removes what has lapsed.
+// forgetClusters removes lapsed objects of clusters. A collection calls it.
 func (s *Store) forgetClusters(ctx context.Context) error {
 	for dir, after := range map[string]time.Duration{dirLeases: leasesLeft, dirClaims: claimsLeft, dirLayouts: layoutsLeft} {
 		if err := s.forget(ctx, dir, after); err != nil {

@@ -1,14 +1,21 @@
-// Package bucket keeps a store in a bucket, without a database: S3 and compatible servers, Google Cloud Storage, Azure
-// Blob Storage, or a directory.
+// Package bucket keeps a store in a bucket, without a database: on S3 and compatible
+// servers, Google Cloud Storage, Azure Blob Storage, or in a directory.
+//
+// Begin reading with [Init], [Open] and the type database, which is the store as package
+// protocol sees it. docs/formats.md describes the objects byte by byte.
 //
 // # Objects
 //
-//   - FORMAT says that there is a store. store init writes it once, after it has proven that the bucket keeps conditions.
-//   - cat/NAME is a partition of the catalog: a dataset's, or that of the protocol itself. It is changed by conditional
-//     writes alone. Its version and a nonce are in the bytes, so that no two versions of it have one ETag.
-//   - bak/NAME is a copy of the partition as a commit, a drop or a tag has left it, for Rebuild.
-//   - mem/ID is the row of a process at work. It lapses by the clock of the server.
-//   - seg/PREFIX/NUMBER is a segment of an ingest: blobs, manifest pages, records. It is written once.
+//   - FORMAT says that there is a store. store init writes it once, after the bucket has
+//     proven that it keeps conditional writes.
+//   - cat/NAME is a partition of the catalog: a dataset's, or that of the protocol itself.
+//     It is changed by conditional writes alone. The bytes contain its version and a nonce,
+//     so that no two versions have the same ETag.
+//   - bak/NAME is a copy of the partition as the last commit, drop or tag has left it, for
+//     Rebuild.
+//   - mem/ID is the row of a running process. It lapses by the server's clock.
+//   - seg/PREFIX/NUMBER is a segment of an ingest: blobs, manifest pages, records. It is
+//     written once.
 //
 // # Addresses
 //
@@ -23,10 +30,11 @@
 // conditional write is never repeated, because it cannot distinguish its own success from
 // that of another. If its answer is lost, package protocol loads the partition to find
 // out. A segment is not such a write: its name belongs to one ingest, and its last bytes
-// say whether it is whole.
+// show whether it is complete.
 //
 // # Processes
 //
-// Each process writes its row every 30 s, where a database costs nothing at every 3 s. A collection waits about as long
-// for the processes at work, and four minutes for one that has died.
+// Each process writes its row every 30 s, because each write costs a request; with a
+// database it is every 3 s. A collection waits about that long for running processes, and
+// four minutes for one that has died.
 package bucket

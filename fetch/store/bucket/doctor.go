@@ -28,13 +28,14 @@ const (
 )
 
 const (
-	// skewWarns is by how much a clock may differ from the server's, and skewFails by how much servers refuse what is signed.
+	// skewWarns is the difference between this clock and the server's from which Examine
+	// warns. skewFails is about the one from which servers refuse signed requests.
 	skewWarns = time.Minute
 	skewFails = 14 * time.Minute
 )
 
-// Examine checks the bucket of the store under a URL. It returns an error if the bucket
-// cannot be reached.
+// Examine checks the bucket of the store under a URL, without opening the store. If the
+// bucket cannot be reached, it returns an error.
 func Examine(ctx context.Context, url string, opts Options) (found store.Findings, err error) {
 	s, err := reach(ctx, url, opts)
 	if err != nil {
@@ -50,9 +51,11 @@ func Examine(ctx context.Context, url string, opts Options) (found store.Finding
 	return s.examine(ctx, true), nil
 }
 
-// Examine checks the bucket by a few small requests.
+// Examine checks the bucket with a few small requests, and writes nothing.
 func (s *Store) Examine(ctx context.Context) store.Findings { return s.examine(ctx, false) }
 
+// examine makes the cheap checks, and, if thorough, all of them. If the bucket cannot be
+// read, the other checks are left out.
 func (s *Store) examine(ctx context.Context, thorough bool) (f store.Findings) {
 	begun := time.Now()
 	info, err := s.bucket.Stat(ctx, s.key(keyFormat))
@@ -72,6 +75,8 @@ func (s *Store) examine(ctx context.Context, thorough bool) (f store.Findings) {
 	return f
 }
 
+// examineClock compares this clock with the server's. Leases and rows lapse by the
+// server's, and signatures are checked against it.
 func (s *Store) examineClock(f *store.Findings, info object.Info) {
 	if info.Date.IsZero() || info.Modified.IsZero() {
 		f.Problem(checkClock, "take a server that sends Date and Last-Modified",
@@ -90,6 +95,8 @@ func (s *Store) examineClock(f *store.Findings, info object.Info) {
 	}
 }
 
+// examineConditions checks with one writer that conditions hold. The race of several
+// writers is left to store init, because it takes hundreds of requests.
 func (s *Store) examineConditions(ctx context.Context, f *store.Findings) {
 	p := &proof{buckets: []object.Bucket{s.bucket}, prefix: s.prefix + dirProof + rand.Text() + "/"}
 	defer p.clean(context.WithoutCancel(ctx))
@@ -103,6 +110,7 @@ func (s *Store) examineConditions(ctx context.Context, f *store.Findings) {
 	}
 }
 
+// examineVersions warns of buckets that keep old versions, which cost money.
 func (s *Store) examineVersions(f *store.Findings, info object.Info) {
 	if strings.HasPrefix(s.bucket.URL(), "s3://") && info.Version.ID != "" && info.Version.ID != "null" {
 		f.Warning(checkVersions, "a lifecycle rule that removes noncurrent versions after some days",
@@ -114,6 +122,8 @@ func (s *Store) examineVersions(f *store.Findings, info object.Info) {
 	}
 }
 
+// examineCatalog reads each partition, and checks that datasets with snapshots have
+// copies.
 func (s *Store) examineCatalog(ctx context.Context, f *store.Findings) {
 	names, err := database{s}.Partitions(ctx)
 	if err != nil {
@@ -145,6 +155,8 @@ func (s *Store) examineCatalog(ctx context.Context, f *store.Findings) {
 	}
 }
 
+// examineSegments lists the segments, and checks their sizes and storage classes and
+// whether snapshots lack any.
 func (s *Store) examineSegments(ctx context.Context, f *store.Findings) {
 	const access = "see to what its credentials may"
 	classes, sizes, strange, torn := map[string]int{}, map[string]int64{}, 0, 0
@@ -176,6 +188,7 @@ func (s *Store) examineSegments(ctx context.Context, f *store.Findings) {
 	if torn > 0 {
 		f.Problem(checkSegments, mend, "%d segments are torn: they are shorter than any segment is", torn)
 	}
+	// A snapshot may need more segments than a list shows that is older than its commit.
 	missing, err := s.lacking(ctx, sizes)
 	if err == nil && len(missing) > 0 { // a snapshot may have been committed since the list was made, which the next one shows
 		missing, err = s.confirmLacking(ctx, missing)
@@ -196,7 +209,9 @@ func (s *Store) examineSegments(ctx context.Context, f *store.Findings) {
 	s.examineLeftovers(ctx, f)
 }
 
-// confirmLacking returns the snapshots of before that lack segments when it checks again.
+// confirmLacking returns those snapshots of before that still lack segments with a new
+// list. A snapshot that was committed after the first list was made needs segments that
+// are not on it.
 func (s *Store) confirmLacking(ctx context.Context, before []MissingSegments) ([]MissingSegments, error) {
 	sizes := map[string]int64{}
 	if err := s.list(ctx, dirSegments, func(name string, info object.Info) error { sizes[name] = info.Size; return nil }); err != nil {
@@ -208,7 +223,7 @@ func (s *Store) confirmLacking(ctx context.Context, before []MissingSegments) ([
 	}), err
 }
 
-// examineLeftovers says what a collection would remove. It changes nothing.
+// examineLeftovers reports what a collection would remove. It changes nothing.
 func (s *Store) examineLeftovers(ctx context.Context, f *store.Findings) {
 	err := s.lostPartitions(ctx)
 	var report store.GCReport

@@ -15,17 +15,19 @@ import (
 	"bowstring/schema"
 )
 
-// InitOptions says how a store is made.
+// InitOptions configures Init.
 type InitOptions struct {
-	// Options are those of Open.
+	// Options are the options of Open.
 	Options
-	// Endpoints are further servers of the same bucket, each as http://HOST:PORT: the proof is made over all of them and
-	// the one of the URL together, as some keep conditions on one and not over several.
+	// Endpoints are further servers of the same bucket, each as http://HOST:PORT. The
+	// proof uses all of them and the URL's own together, because some servers keep
+	// conditions at each endpoint but not across several.
 	Endpoints []string
 }
 
-// Init makes the store under a URL, once the bucket has proven that it keeps conditional writes: see [Proof]. A store
-// that is there stays as it is. It may be interrupted, and made again. The bucket has to be there; a directory is made.
+// Init makes the store under a URL, once the bucket has proven that it keeps conditional
+// writes: see [Proof]. An existing store is left as it is. An interrupted Init can be
+// repeated. The bucket has to exist; a directory is created.
 func Init(ctx context.Context, url string, opts InitOptions) (proof Proof, err error) {
 	if dir, ok := strings.CutPrefix(url, "file://"); ok {
 		if err := makeDirectory(dir); err != nil {
@@ -40,6 +42,8 @@ func Init(ctx context.Context, url string, opts InitOptions) (proof Proof, err e
 		s.end()
 		err = errors.Join(err, s.bucket.Close())
 	}()
+	// A store that exists is left as it is. Its control partition may be missing if an
+	// earlier Init was interrupted.
 	switch _, err := s.format(ctx); {
 	case err == nil:
 		if err := protocol.Found(ctx, database{s}); err != nil {
@@ -49,6 +53,7 @@ func Init(ctx context.Context, url string, opts InitOptions) (proof Proof, err e
 	case !errors.Is(err, schema.ErrNotFound):
 		return proof, fmt.Errorf("make store: %w", err)
 	}
+	// The proof uses each endpoint by a connection of its own.
 	buckets := []object.Bucket{s.bucket}
 	defer func() {
 		for _, b := range buckets[1:] {
@@ -68,7 +73,8 @@ func Init(ctx context.Context, url string, opts InitOptions) (proof Proof, err e
 	return proof, s.make(ctx)
 }
 
-// make writes what a store is.
+// make writes the control partition and then FORMAT, so that a store with FORMAT is
+// complete.
 func (s *Store) make(ctx context.Context) error {
 	data, err := json.Marshal(formatFile{formatName, formatVersion, rand.Text()})
 	if err != nil {
@@ -87,7 +93,7 @@ func (s *Store) make(ctx context.Context) error {
 	return fmt.Errorf("make store %s: %w", s, err)
 }
 
-// makeDirectory makes the directory of a file URL.
+// makeDirectory creates the directory of a file URL. Only the owner may read it.
 func makeDirectory(path string) error {
 	path, err := url.PathUnescape(strings.TrimPrefix(path, "localhost"))
 	if err != nil {
@@ -96,7 +102,8 @@ func makeDirectory(path string) error {
 	return os.MkdirAll(path, 0o700)
 }
 
-// atEndpoint opens the bucket of a URL at another endpoint.
+// atEndpoint opens the bucket of a URL at another endpoint, with the URL's other
+// settings.
 func atEndpoint(ctx context.Context, raw, endpoint string, opts object.Options) (object.Bucket, error) {
 	place, query, _ := strings.Cut(raw, "?")
 	var settings []string

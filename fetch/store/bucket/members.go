@@ -18,7 +18,7 @@ import (
 	"bowstring/schema"
 )
 
-// memberFile is the content of a member's object, as JSON.
+// memberFile is the content of a process's object, as JSON: see [protocol.Member].
 type memberFile struct {
 	Holder string   `json:"holder"`
 	Acked  int64    `json:"acked"`
@@ -26,27 +26,28 @@ type memberFile struct {
 	Holds  []string `json:"holds,omitempty"`
 }
 
-// maxMember is the size of the largest object of a member that is read.
+// maxMember is the size of the largest object of a process that is read.
 const maxMember = 16 << 20
 
-// memberVersions are the versions of members' objects: of those of this process as they were written last, and of all as
-// they were read last, with what they said.
+// memberVersions caches the rows of processes. It is safe for concurrent use.
 type memberVersions struct {
 	mu   sync.Mutex
-	own  map[string]schema.ObjectVersion
-	read map[string]readMember
+	own  map[string]schema.ObjectVersion // versions of the objects that this process wrote last
+	read map[string]readMember           // the rows that were read last, with the versions of their objects
 }
 
+// readMember is a row with the version of its object.
 type readMember struct {
 	object schema.ObjectVersion
 	member protocol.Member
 }
 
-// announceTries is how often a row is written whose object is not the one that it should be.
+// announceTries is how often a row is written again because its object has another
+// version than expected.
 const announceTries = 5
 
-// Announce implements protocol.Members. Each write has the condition that the row is the one that this process wrote
-// before, so that one which is late cannot replace a newer one.
+// Announce implements protocol.Members. Each write has the condition that the object is
+// the one that this process wrote before. So a late write cannot replace a newer row.
 func (d database) Announce(ctx context.Context, m protocol.Member) error {
 	s := d.s
 	body, err := json.Marshal(memberFile{m.Holder, int64(m.Acked), m.Beat, m.Holds})
@@ -73,7 +74,7 @@ func (d database) Announce(ctx context.Context, m protocol.Member) error {
 		case err != nil && outcome == object.Failed && !errors.Is(err, schema.ErrUnavailable), try == announceTries:
 			return fmt.Errorf("announce this process in %s: %w", s, err)
 		}
-		// Another attempt was made, or a collection took the row away.
+		// An earlier attempt was made, or a collection has removed the row.
 		there, old, err := s.readMember(ctx, m.ID)
 		switch {
 		case errors.Is(err, schema.ErrNotFound):
@@ -94,13 +95,14 @@ func (d database) Announce(ctx context.Context, m protocol.Member) error {
 	}
 }
 
+// wrote records the version of an object that this process has written.
 func (v *memberVersions) wrote(id string, at schema.ObjectVersion) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	v.own[id] = at
 }
 
-// readMember reads a row.
+// readMember reads the row of a process, and the version of its object.
 func (s *Store) readMember(ctx context.Context, id string) (m protocol.Member, at schema.ObjectVersion, err error) {
 	err = s.again(ctx, func(ctx context.Context) error {
 		data, info, err := s.bucket.Get(ctx, s.key(dirMembers+id), schema.ObjectVersion{}, maxMember)
@@ -118,16 +120,18 @@ func (s *Store) readMember(ctx context.Context, id string) (m protocol.Member, a
 	return m, at, err
 }
 
-// membersAtOnce is how many rows are read at the same time.
+// membersAtOnce is how many rows or leases are read at the same time.
 const membersAtOnce = 16
 
-// Members implements protocol.Members. A row has lapsed when the server wrote it that long ago, by the clock of the
-// server when it answered: no other clock takes part. Where a server does not say the time, no row lapses.
+// Members implements protocol.Members. A row has lapsed if the server wrote it longer
+// than Options.Lapse before it answered the list. Both times are the server's, so no
+// other clock takes part. If a server does not send its time, no row lapses.
 func (d database) Members(ctx context.Context) ([]protocol.Member, error) {
 	s := d.s
 	var listed []object.Info
 	err := s.list(ctx, dirMembers, func(name string, info object.Info) error {
 		if !s.lapsed(info, s.options.Lapse) {
+			// From here on Key is the process's id.
 			info.Key = name
 			listed = append(listed, info)
 		}
@@ -140,6 +144,7 @@ func (d database) Members(ctx context.Context) ([]protocol.Member, error) {
 	g, within := errgroup.WithContext(ctx)
 	g.SetLimit(membersAtOnce)
 	for i, info := range listed {
+		// A row whose object has not changed is not read again.
 		s.members.mu.Lock()
 		known, ok := s.members.read[info.Key]
 		s.members.mu.Unlock()
@@ -174,7 +179,7 @@ func (d database) Members(ctx context.Context) ([]protocol.Member, error) {
 	return members, nil
 }
 
-// keep forgets rows that are not listed.
+// keep removes the cached rows that are not listed.
 func (v *memberVersions) keep(listed []object.Info) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -185,7 +190,7 @@ func (v *memberVersions) keep(listed []object.Info) {
 	}
 }
 
-// lapsed says whether the server wrote an object that long ago.
+// lapsed reports whether the server wrote an object longer ago than after.
 func (s *Store) lapsed(info object.Info, after time.Duration) bool {
 	return !info.Date.IsZero() && !info.Modified.IsZero() && info.Date.Sub(info.Modified) > after
 }
@@ -203,16 +208,18 @@ func (d database) Leave(ctx context.Context, id string) error {
 	return nil
 }
 
-// forgetAfter is how long a row that has lapsed is kept, so that its process finds it when it comes back.
+// forgetAfter is how long a lapsed row is left, so that its process finds it if it was
+// only suspended.
 const forgetAfter = 24 * time.Hour
 
-// forgetMembers removes the rows of processes that are gone for long.
+// forgetMembers removes the rows of processes that have been gone for long.
 func (s *Store) forgetMembers(ctx context.Context) error {
 	return s.forget(ctx, dirMembers, s.options.Lapse+forgetAfter)
 }
 
-// list visits the objects whose names begin with under, without that beginning. Where the list breaks off it goes on
-// behind what was visited.
+// list visits the objects whose keys begin with under, with their names after it. If a
+// list is interrupted, it continues after the last visited object. visit is called by one
+// goroutine, and its error ends the list.
 func (s *Store) list(ctx context.Context, under string, visit func(name string, info object.Info) error) error {
 	prefix, after := s.key(under), ""
 	page := func() (broken, failed error) {
@@ -223,6 +230,7 @@ func (s *Store) list(ctx context.Context, under string, visit func(name string, 
 			if info.Key <= after {
 				continue // some servers repeat the last ones of a page
 			}
+			// From here a broken list would continue.
 			after = info.Key
 			if name := path.Base(info.Key); strings.HasPrefix(name, ".") && name != protocol.Control {
 				continue // servers over a directory list files that they are writing; no other object of a store is named so
@@ -242,6 +250,7 @@ func (s *Store) list(ctx context.Context, under string, visit func(name string, 
 		if failed != nil || broken == nil {
 			return failed
 		}
+		// Progress resets the tries: a long list may be interrupted often.
 		if after != was {
 			try = 0
 		}

@@ -14,28 +14,30 @@ import (
 	"bowstring/schema"
 )
 
-// pack are the segments of an ingest. Blobs are put together in memory; a segment that is full is written by a
-// goroutine of the pack, at most Options.Uploads of the store at a time, for which Put waits.
+// pack is the segments of one ingest. Blobs are collected in memory. A full segment is
+// written by a goroutine of the pack. The store writes at most Options.Uploads segments
+// at a time, and Put waits for one of these places, which bounds the memory. A pack is
+// safe for concurrent use, and belongs to its ingest until Close.
 type pack struct {
 	s      *Store
 	prefix schema.ObjectPrefix
 	ctx    context.Context //nolint:containedctx // of uploads, until Close
 	end    context.CancelFunc
-	loads  sync.WaitGroup
+	loads  sync.WaitGroup // goroutines that write segments
 
 	mu      sync.Mutex
 	closed  bool
-	open    *segment           // being filled, nil if there is none
-	sealed  map[uint32]*upload // full, and not known to be durable
-	lengths []int64            // of all segments but the open one: where their blobs end
+	open    *segment           // being filled; nil if there is none
+	sealed  map[uint32]*upload // full, and not known to be durable; by number
+	lengths []int64            // by number, of all segments but the open one: where their blobs end
 }
 
 var _ protocol.Pack = (*pack)(nil)
 
-// upload is a segment that is full.
+// upload is a full segment that is being written, or waits for that.
 type upload struct {
 	*segment
-	done chan struct{} // closed when an attempt to write it has ended
+	done chan struct{} // closed when the last attempt to write it has ended; nil before the first
 	err  error         // of that attempt; read once done is closed
 }
 
@@ -57,9 +59,11 @@ func (p *pack) Record(ctx context.Context, record []byte) (schema.BlobRef, error
 	return p.add(ctx, record, kindRecord)
 }
 
-// maxBlob is the size of the largest blob: a segment is written by one request.
+// maxBlob is the size of the largest blob, because a segment is written by one request.
 const maxBlob = 4 << 30
 
+// add puts a blob into the open segment. If the segment is full, it first waits until the
+// segment may be written.
 func (p *pack) add(ctx context.Context, data []byte, k kind) (schema.BlobRef, error) {
 	if int64(len(data)) > maxBlob {
 		return schema.BlobRef{}, fmt.Errorf("%w: a blob of %d bytes; a store in a bucket keeps blobs of up to %d", schema.ErrLimit,
@@ -90,7 +94,8 @@ func (p *pack) add(ctx context.Context, data []byte, k kind) (schema.BlobRef, er
 	}
 }
 
-// append adds a blob to the open segment, unless that is full.
+// append adds a blob to the open segment; ok is false if the segment is full. It copies
+// data.
 func (p *pack) append(data []byte, sum schema.Sum, k kind) (ref schema.BlobRef, ok bool, err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -98,6 +103,8 @@ func (p *pack) append(data []byte, sum schema.Sum, k kind) (ref schema.BlobRef, 
 	case p.closed:
 		return ref, false, fmt.Errorf("%w: the ingest is closed", schema.ErrInvalid)
 	case p.open == nil:
+		// The first segment of an ingest grows as needed, because most ingests are small.
+		// If an ingest fills one, it probably fills another.
 		room := 0
 		if len(p.lengths) > 0 { // there will be more of it, probably
 			room = int(p.s.options.SegmentBytes)
@@ -109,12 +116,13 @@ func (p *pack) append(data []byte, sum schema.Sum, k kind) (ref schema.BlobRef, 
 	return p.open.add(data, sum, k), true, nil
 }
 
-// fits says whether a blob goes into the open segment. The caller has the lock.
+// fits reports whether a blob of n bytes fits into the open segment. An empty segment
+// takes any blob. The caller holds mu.
 func (p *pack) fits(n int) bool {
 	return len(p.open.entries) == 0 || p.open.finished(n) <= p.s.options.SegmentBytes
 }
 
-// seal ends the open segment. The caller has the lock.
+// seal completes the open segment. The caller holds mu.
 func (p *pack) seal() *upload {
 	u := &upload{segment: p.open}
 	p.open = nil
@@ -124,7 +132,8 @@ func (p *pack) seal() *upload {
 	return u
 }
 
-// start begins to write a segment. The caller has the lock, and a place among the uploads, which it gives away.
+// start begins to write a segment. The caller holds mu and a place among the uploads,
+// which the goroutine frees.
 func (p *pack) start(u *upload) {
 	u.done = make(chan struct{})
 	p.loads.Go(func() {
@@ -140,7 +149,9 @@ func (p *pack) start(u *upload) {
 	})
 }
 
-// Has implements protocol.Pack. It knows where each segment ends, and not where each of its blobs begins.
+// Has implements protocol.Pack. It knows where each segment ends, but not where each of
+// its blobs begins: that would take memory for every blob. So it accepts any aligned
+// range.
 func (p *pack) Has(ref schema.BlobRef) bool {
 	a, ok := schema.ParseObjectAddress(ref.Key)
 	if !ok || ref.Hashed() || a.Packed || a.Prefix != p.prefix || ref.Size < 0 || a.Offset%align != 0 || a.Offset < headerSize {
@@ -157,8 +168,8 @@ func (p *pack) Has(ref schema.BlobRef) bool {
 	return false
 }
 
-// Sync implements protocol.Pack: it writes the open segment, waits for those that are being written, and tries those
-// again whose writing has failed.
+// Sync implements protocol.Pack. It writes the open segment, waits for segments that are
+// being written, and writes those again that have failed.
 func (p *pack) Sync(ctx context.Context) error {
 	p.mu.Lock()
 	if p.closed {
@@ -173,6 +184,7 @@ func (p *pack) Sync(ctx context.Context) error {
 		list = append(list, u)
 	}
 	p.mu.Unlock()
+	// Segments are started in order, so that two calls of Sync wait for the same ones.
 	slices.SortFunc(list, func(a, b *upload) int { return int(a.number) - int(b.number) })
 	for _, u := range list {
 		p.mu.Lock()
@@ -213,6 +225,7 @@ func (p *pack) Sync(ctx context.Context) error {
 	return failed
 }
 
+// isClosed reports whether a channel is closed.
 func isClosed(ch <-chan struct{}) bool {
 	select {
 	case <-ch:
@@ -222,7 +235,8 @@ func isClosed(ch <-chan struct{}) bool {
 	}
 }
 
-// Close implements protocol.Pack.
+// Close implements protocol.Pack. Segments that were written stay; a collection removes
+// them if no commit names them.
 func (p *pack) Close() {
 	p.mu.Lock()
 	p.closed = true
@@ -236,7 +250,8 @@ func (p *pack) Close() {
 	clear(p.sealed)
 }
 
-// read copies a blob that is in memory still.
+// read copies a blob that is still in memory; false if it is not. A read before
+// the segment is written finds the blob here.
 func (p *pack) read(a schema.ObjectAddress, size int64) ([]byte, bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -250,11 +265,11 @@ func (p *pack) read(a schema.ObjectAddress, size int64) ([]byte, bool) {
 	return bytes.Clone(g.body[a.Offset : a.Offset+size : a.Offset+size]), true
 }
 
-// writeWithin is how long one attempt to write a segment may take.
+// writeWithin is how long one attempt to write a segment may take, also over a slow link.
 const writeWithin = 10 * time.Minute
 
-// writeSegment writes a segment once. Its name belongs to one ingest: an attempt may be repeated, and finds what an
-// earlier one has written.
+// writeSegment writes a segment. Its name belongs to one ingest, so attempts can be
+// repeated. A repeated attempt may find the object that an earlier one has written.
 func (s *Store) writeSegment(ctx context.Context, g *segment) error {
 	key := s.segmentKey(g.prefix, g.number)
 	for try := 0; ; try++ {
@@ -283,7 +298,8 @@ func (s *Store) writeSegment(ctx context.Context, g *segment) error {
 	}
 }
 
-// isWritten makes sure that the object under a segment's name is the segment.
+// isWritten checks that the object under a segment's name is the segment, by its size and
+// its trailer. The trailer has the checksum of the index, which has those of the blobs.
 func (s *Store) isWritten(ctx context.Context, g *segment) error {
 	key, end := s.segmentKey(g.prefix, g.number), make([]byte, trailerSize)
 	err := s.again(ctx, func(ctx context.Context) error {
@@ -305,7 +321,7 @@ func (s *Store) isWritten(ctx context.Context, g *segment) error {
 	return nil
 }
 
-// places are turns to write.
+// places is a semaphore of the segments that are being written.
 type places chan struct{}
 
 // take waits for a place until one of the contexts ends.
@@ -320,4 +336,5 @@ func (p places) take(ctx, until context.Context) error {
 	}
 }
 
+// give frees a place.
 func (p places) give() { <-p }

@@ -16,20 +16,22 @@ import (
 	"bowstring/schema"
 )
 
-// Proof is what a bucket has shown: that of writers at the same time who each change an object on the condition that it
-// is as they have read it, none loses what another has written. A store commits by such writes. Servers that take the
-// conditions and do not keep them are common, and so are those that keep them at one endpoint and not over several.
+// Proof is what a bucket has proven: if several writers change an object at the same
+// time, each on the condition that it is as they have read it, none of them loses
+// another's change. A store commits by such writes. Many servers accept conditions
+// without keeping them. Others keep them at one endpoint and not across several.
 type Proof struct {
-	// Changes are the conditional writes that were made, and are all there; Creations the objects that one of several
-	// writers has made, by its answer.
+	// Changes is the number of conditional writes that were made and found again.
+	// Creations is the number of objects that exactly one of several writers has created.
 	Changes, Creations int
-	// Requests is about how many it took.
+	// Requests is about how many requests the proof took.
 	Requests int64
 }
 
 const (
-	// proofWriters change one object at the same time, proofChanges times each: this many found each server that loses
-	// updates in each of 8 runs, and half of them did not.
+	// proofWriters change one object at the same time, proofChanges times each. With
+	// these numbers each server that loses updates was found in each of 8 runs; with half
+	// of them it was not.
 	proofWriters = 16
 	proofChanges = 5
 	proofRounds  = 3
@@ -38,18 +40,21 @@ const (
 	proofWithin    = 5 * time.Minute
 )
 
-// proof is a proof that is being made, with objects under a prefix that nothing else uses.
+// proof is a proof in progress, with objects under a prefix that nothing else uses. Its
+// methods return refused if the bucket has failed.
 type proof struct {
 	buckets  []object.Bucket // the same one by several endpoints
 	prefix   string
 	requests atomic.Int64
 }
 
-// prove makes the proof, and removes what it has written.
+// prove makes the proof, and removes the objects that it has written.
 func prove(ctx context.Context, buckets []object.Bucket, prefix string) (done Proof, err error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, proofWithin, fmt.Errorf("%w: it takes longer than %s", schema.ErrUnavailable,
 		proofWithin))
 	defer cancel()
+	// Conditions with one writer come first: most servers that ignore them fail there,
+	// with few requests.
 	p := &proof{buckets: buckets, prefix: prefix}
 	defer func() {
 		p.clean(context.WithoutCancel(ctx))
@@ -74,21 +79,24 @@ func prove(ctx context.Context, buckets []object.Bucket, prefix string) (done Pr
 	return done, p.listed(ctx)
 }
 
-// refused is the error of a bucket that has shown that it does not keep conditions.
+// refused is the error for a bucket that has shown that it does not keep conditions.
 func refused(format string, args ...any) error {
 	return fmt.Errorf("%w: the bucket does not keep conditional writes, by which a store commits: %s. Snapshots would be lost "+
 		"in it, without a word. Amazon S3, Google Cloud Storage, Azure Blob Storage, versitygw, MinIO and SeaweedFS keep them",
 		schema.ErrNotSupported, fmt.Sprintf(format, args...))
 }
 
+// bucket returns the endpoint for the n-th request: all endpoints in turn.
 func (p *proof) bucket(n int) object.Bucket { return p.buckets[n%len(p.buckets)] }
 
+// put makes one write, without repeating it.
 func (p *proof) put(ctx context.Context, n int, key string, body []byte,
 	c object.Condition) (object.Info, object.Outcome, error) {
 	p.requests.Add(1)
 	return p.bucket(n).Put(ctx, p.prefix+key, body, c)
 }
 
+// get reads an object, and repeats that if the server is unavailable.
 func (p *proof) get(ctx context.Context, n int, key string) (data []byte, info object.Info, err error) {
 	for try := 0; ; try++ {
 		p.requests.Add(1)
@@ -102,7 +110,8 @@ func (p *proof) get(ctx context.Context, n int, key string) (data []byte, info o
 	}
 }
 
-// conditions sees that a write whose condition does not hold is refused where there is no other writer.
+// conditions checks, with one writer, that a write is refused if its condition does not
+// hold.
 func (p *proof) conditions(ctx context.Context) error {
 	first, outcome, err := p.put(ctx, 0, "conditions", []byte("first"), object.Condition{Absent: true})
 	if outcome != object.Made {
@@ -140,7 +149,8 @@ func (p *proof) conditions(ctx context.Context) error {
 	return nil
 }
 
-// create has all writers create one object: one of them does.
+// create lets all writers create one object at the same time. Exactly one must succeed,
+// and get the answer that it has.
 func (p *proof) create(ctx context.Context, n int) error {
 	key := fmt.Sprintf("create-%d", n)
 	outcomes := make([]object.Outcome, proofWriters)
@@ -161,6 +171,7 @@ func (p *proof) create(ctx context.Context, n int) error {
 	if err != nil {
 		return fmt.Errorf("read what one of %d writers has created: %w", proofWriters, err)
 	}
+	// An uncertain outcome may be a success, so it neither proves nor refutes anything.
 	var reported []int
 	uncertain := false
 	for w, outcome := range outcomes {
@@ -183,13 +194,14 @@ func (p *proof) create(ctx context.Context, n int) error {
 	return nil
 }
 
-// counter is the content of an object that writers change: the changes that were made, in order.
+// counter is the content of an object that writers change: the changes in order.
 type counter struct {
 	Made  []string `json:"made"`
 	Nonce string   `json:"nonce"`
 }
 
-// count has writers change one object at the same time. Each change that the bucket has confirmed has to be there.
+// count lets writers change one object at the same time. Every change that the bucket has
+// confirmed must be in the object afterwards.
 func (p *proof) count(ctx context.Context, round int) (made int, err error) {
 	key := fmt.Sprintf("count-%d", round)
 	if _, outcome, err := p.put(ctx, 0, key, []byte(`{}`), object.Condition{Absent: true}); outcome != object.Made {
@@ -228,7 +240,7 @@ func (p *proof) count(ctx context.Context, round int) (made int, err error) {
 	return all, nil
 }
 
-// change makes one change. It looks for itself where an answer is lost.
+// change makes one change. If an answer was lost, it reads whether the change was made.
 func (p *proof) change(ctx context.Context, w int, key, id string) error {
 	const most = 1000
 	for try := range most {
@@ -240,6 +252,7 @@ func (p *proof) change(ctx context.Context, w int, key, id string) error {
 		if err := json.Unmarshal(data, &c); err != nil {
 			return refused("what %d writers change is no JSON any more: %s", proofWriters, err)
 		}
+		// The change is recognized by its id, as a store recognizes its swap by the rows.
 		if slices.Contains(c.Made, id) {
 			return nil // an attempt whose answer was lost
 		}
@@ -264,7 +277,8 @@ func (p *proof) change(ctx context.Context, w int, key, id string) error {
 	return fmt.Errorf("%w: a write to one object was refused %d times in a row", schema.ErrUnavailable, most)
 }
 
-// listed sees that what was written is listed, at each endpoint.
+// listed checks that the written objects are listed at each endpoint. Collections depend
+// on complete lists.
 func (p *proof) listed(ctx context.Context) error {
 	for n := range p.buckets {
 		have := map[string]bool{}

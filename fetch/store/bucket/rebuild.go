@@ -17,39 +17,43 @@ import (
 	"bowstring/schema"
 )
 
-// RebuildOptions tunes Rebuild.
+// RebuildOptions configures Rebuild.
 type RebuildOptions struct {
 	Options
-	// Payloads also reads every segment whole and compares each blob with its checksum.
+	// Payloads also reads every segment as a whole, and verifies each blob by its
+	// checksum.
 	Payloads bool
-	// Progress, if not nil, is called after each segment that was read, never twice at once.
+	// Progress, if not nil, is called after each segment that was read, by one goroutine
+	// at a time.
 	Progress func(RebuildProgress)
 }
 
-// RebuildProgress is how far Rebuild is.
+// RebuildProgress is the progress of Rebuild.
 type RebuildProgress struct {
 	Segments, OfSegments int
 	Bytes, OfBytes       int64
 }
 
-// RebuildReport is what Rebuild has found and done.
+// RebuildReport is the result of Rebuild.
 type RebuildReport struct {
 	Store    string `json:"store"`
 	Segments int    `json:"segments"`
 	Bytes    int64  `json:"bytes"`
-	// Datasets are those whose catalog was made anew.
+	// Datasets are the datasets whose catalog was rebuilt.
 	Datasets []RebuiltDataset `json:"datasets"`
-	// Damage says what of the store is damaged.
+	// Damage describes the damaged parts of the store.
 	Damage []string `json:"damage"`
-	// Missing are snapshots that lack segments.
+	// Missing are the snapshots that lack segments.
 	Missing []MissingSegments `json:"missing"`
 }
 
-// RebuiltDataset is a dataset whose catalog was made anew.
+// RebuiltDataset is a dataset whose catalog was rebuilt.
 type RebuiltDataset struct {
 	Dataset string `json:"dataset"`
-	// From is "copy": the catalog's copy, as the last commit, drop or tag has left it; or "records": what segments say. These
-	// have no tags and selections, and numbers of snapshots may differ from what they were.
+	// From is "copy" if the source was the catalog's copy, as the last commit, drop or
+	// tag has left it. It is "records" if it was the records in segments. Then there are
+	// no tags and selections, and the numbers of snapshots may differ from the original
+	// ones.
 	From      string `json:"from"`
 	Snapshots int    `json:"snapshots"`
 }
@@ -67,25 +71,26 @@ type rebuilder struct {
 	opts RebuildOptions
 	log  *slog.Logger
 
-	sizes map[string]int64 // of the segments that are there, by name
+	sizes map[string]int64 // of the existing segments, by name
 	bytes int64
-	epoch protocol.Epoch // the latest of a segment
+	epoch protocol.Epoch // the latest in a segment's name
 
 	mu     sync.Mutex
 	report RebuildReport
 	done   RebuildProgress
-	found  map[string]*foundRecords // by dataset; nil until segments were read
+	found  map[string]*foundRecords // by dataset; nil until segments were read; guarded by mu
 }
 
-// foundRecords are those of a dataset's snapshots.
+// foundRecords are the records of a dataset's snapshots, each with its address.
 type foundRecords struct {
 	records [][]byte
 	at      []schema.BlobRef
 }
 
-// Rebuild makes the catalog of a store in a bucket anew where it is damaged or gone: from
-// its copies, and where there are none, from the records in segments. Whole parts stay as
-// they are. Nothing else should work on the store meanwhile.
+// Rebuild rebuilds the catalog of a store where it is damaged or missing: from its
+// copies, or, if there are none, from the records in segments. Intact parts are left as
+// they are. Nothing else should use the store meanwhile. An interrupted Rebuild can be
+// repeated.
 func Rebuild(ctx context.Context, url string, opts RebuildOptions) (report RebuildReport, err error) {
 	s, err := reach(ctx, url, opts.Options)
 	if err != nil {
@@ -103,6 +108,8 @@ func Rebuild(ctx context.Context, url string, opts RebuildOptions) (report Rebui
 	return r.report, nil
 }
 
+// run rebuilds partitions, control partition and FORMAT, in this order: with FORMAT the
+// store can be opened.
 func (r *rebuilder) run(ctx context.Context) error {
 	s := r.s
 	err := s.list(ctx, dirSegments, func(name string, info object.Info) error {
@@ -116,6 +123,8 @@ func (r *rebuilder) run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	// A partition may be missing from the catalog and still have a copy, or the other way
+	// round.
 	r.report.Segments, r.report.Bytes = len(r.sizes), r.bytes
 	names := map[string]bool{}
 	for _, dir := range []string{dirCatalog, dirBackup} {
@@ -148,15 +157,17 @@ func (r *rebuilder) run(ctx context.Context) error {
 	return r.missing(ctx)
 }
 
+// damaged adds a line to the report's Damage.
 func (r *rebuilder) damaged(format string, args ...any) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.report.Damage = append(r.report.Damage, fmt.Sprintf(format, args...))
 }
 
-// mend sees to the datasets' partitions.
+// mend rebuilds the damaged or missing partitions of datasets.
 func (r *rebuilder) mend(ctx context.Context, names []string) error {
 	s, none := r.s, 0
+	// Copies are exact, so they come first.
 	for _, name := range names {
 		p, err := database{s}.load(ctx, name)
 		switch {
@@ -194,12 +205,15 @@ func (r *rebuilder) mend(ctx context.Context, names []string) error {
 		if err != nil && !errors.Is(err, schema.ErrDataLoss) {
 			return err
 		}
+		// Tags, selections and the original numbers are lost in this case.
 		found := r.found[name]
 		rows, _ := protocol.Recover(name, found.records, found.at)
 		if err := r.write(ctx, name, 0, rows, "records"); err != nil {
 			return err
 		}
 	}
+	// Partitions that are still damaged have no source. They are moved away, because no
+	// collection runs while a partition cannot be read.
 	for _, name := range names {
 		if _, err := (database{s}).load(ctx, name); errors.Is(err, schema.ErrDataLoss) {
 			if err := r.putAside(ctx, name); err != nil {
@@ -212,7 +226,8 @@ func (r *rebuilder) mend(ctx context.Context, names []string) error {
 	return nil
 }
 
-// putAside moves an unknown object of the catalog away: another program's, or a partition that is lost.
+// putAside moves an object out of the catalog: it belongs to another program, or is a
+// partition that cannot be rebuilt.
 func (r *rebuilder) putAside(ctx context.Context, name string) error {
 	s := r.s
 	data, _, err := s.bucket.Get(ctx, s.key(dirCatalog+name), schema.ObjectVersion{}, maxPartition)
@@ -230,7 +245,7 @@ func (r *rebuilder) putAside(ctx context.Context, name string) error {
 	return nil
 }
 
-// backup reads the copy of a partition; the zero value if there is none that is whole.
+// backup reads the copy of a partition; the zero value if no intact one exists.
 func (r *rebuilder) backup(ctx context.Context, name string) (p protocol.Partition, err error) {
 	s := r.s
 	err = s.again(ctx, func(ctx context.Context) error {
@@ -247,7 +262,7 @@ func (r *rebuilder) backup(ctx context.Context, name string) (p protocol.Partiti
 	return p, err
 }
 
-// write replaces a partition that is damaged or gone.
+// write writes a rebuilt partition and its copy, with a version after that of the copy.
 func (r *rebuilder) write(ctx context.Context, name string, after int64, rows map[string][]byte, from string) error {
 	s := r.s
 	body, err := encodePartition(name, protocol.Partition{Version: after + 1, Rows: rows})
@@ -267,7 +282,8 @@ func (r *rebuilder) write(ctx context.Context, name string, after int64, rows ma
 	return nil
 }
 
-// control sees to the partition of the protocol itself.
+// control rebuilds the control partition if it is damaged or missing. The new epoch is
+// after those in the segments' names.
 func (r *rebuilder) control(ctx context.Context) error {
 	s := r.s
 	_, err := database{s}.load(ctx, protocol.Control)
@@ -285,7 +301,8 @@ func (r *rebuilder) control(ctx context.Context) error {
 // segmentsAtOnce is how many segments are read at the same time.
 const segmentsAtOnce = 4
 
-// readSegments reads the index of each segment and the records in it, and all of it if asked to.
+// readSegments reads the index of each segment and the records in it, and all blobs if
+// Payloads is set. Damage is reported, and does not end it.
 func (r *rebuilder) readSegments(ctx context.Context) error {
 	r.found = map[string]*foundRecords{}
 	r.done.OfSegments, r.done.OfBytes = len(r.sizes), r.bytes
@@ -311,6 +328,7 @@ func (r *rebuilder) readSegments(ctx context.Context) error {
 	return g.Wait()
 }
 
+// readSegment reads one segment.
 func (r *rebuilder) readSegment(ctx context.Context, name string) error {
 	s, size := r.s, r.sizes[name]
 	prefix, number, _ := parseSegmentName(name)
@@ -340,7 +358,7 @@ func (r *rebuilder) readSegment(ctx context.Context, name string) error {
 	return nil
 }
 
-// note takes down a record.
+// note adds a record to those found of its dataset.
 func (r *rebuilder) note(record []byte, ref schema.BlobRef) {
 	name := protocol.DatasetOf(record)
 	if name == "" {
@@ -355,7 +373,8 @@ func (r *rebuilder) note(record []byte, ref schema.BlobRef) {
 	f.records, f.at = append(f.records, record), append(f.at, ref)
 }
 
-// readIndex reads the index of a segment of a size.
+// readIndex reads the index of a segment of size bytes: first the trailer, then the
+// index, with two small requests.
 func (s *Store) readIndex(ctx context.Context, prefix schema.ObjectPrefix, number uint32, size int64) ([]entry, error) {
 	name, key := segmentName(prefix, number), s.segmentKey(prefix, number)
 	if size < headerSize+trailerSize {
@@ -384,14 +403,15 @@ func (s *Store) readIndex(ctx context.Context, prefix schema.ObjectPrefix, numbe
 	return decodeIndex(index, t, size)
 }
 
-// missing finds snapshots that lack segments.
+// missing reports the snapshots that lack segments.
 func (r *rebuilder) missing(ctx context.Context) (err error) {
 	r.report.Missing, err = r.s.lacking(ctx, r.sizes)
 	return err
 }
 
-// lacking returns the snapshots that lack segments, judged by the names of the segments
-// that are there: one that holds a manifest, or one between two others.
+// lacking returns the snapshots that lack segments. It judges by the names of the
+// existing segments, and reads none. A missing segment is noticed if it has a part of the
+// manifest, or if the set has a segment with a greater number.
 func (s *Store) lacking(ctx context.Context, sizes map[string]int64) ([]MissingSegments, error) {
 	list := []MissingSegments{}
 	last := map[schema.ObjectPrefix]int64{}
@@ -422,6 +442,8 @@ func (s *Store) lacking(ctx context.Context, sizes map[string]int64) ([]MissingS
 					lacks = append(lacks, seg)
 				}
 			}
+			// The record, the manifest's chunks, and each set from 0 to its greatest
+			// existing number must be there.
 			if snap.Record != nil {
 				a, _ := s.address(*snap.Record)
 				note(a.Prefix, a.Object)

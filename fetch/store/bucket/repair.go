@@ -16,29 +16,31 @@ import (
 	"bowstring/schema"
 )
 
-// repairs are blobs that are to be put back, by the keys of their segments. Those of one segment that are asked for while it
-// is written go into it together the next time: a segment that is gone has as many as a thousand.
+// repairs collects blobs to be repaired, by the key of their segment. While a segment is
+// written, further blobs of it wait, and go into it together with the next write. A lost
+// segment may have a thousand blobs, and each write rewrites all of it. It is safe for
+// concurrent use.
 type repairs struct {
 	mu   sync.Mutex
 	list map[string]*repairing
 }
 
-// repairing is a segment that is repaired.
+// repairing is a segment that is being repaired. repairs.mu guards callers and waiting.
 type repairing struct {
-	turn    chan struct{} // one slot: held by the call that writes
-	callers int           // of Repair that are not back
+	turn    chan struct{} // a semaphore of one, held by the call that writes
+	callers int           // calls of Repair that have not returned
 	waiting []*piece
 }
 
-// piece is a blob that is put back.
+// piece is a blob to be repaired.
 type piece struct {
 	entry
 	data []byte // a copy: a cancelled caller may free its bytes while another call writes the piece
-	done bool
-	err  error // once done
+	done bool   // it was written, or could not be; guarded by repairs.mu
+	err  error  // once done
 }
 
-// join adds a blob to those of its segment. The caller quits.
+// join adds a blob to those of its segment. The caller calls quit.
 func (r *repairs) join(key string, p *piece) *repairing {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -55,6 +57,7 @@ func (r *repairs) join(key string, p *piece) *repairing {
 	return g
 }
 
+// quit removes a blob. The last caller removes the segment.
 func (r *repairs) quit(key string, g *repairing, p *piece) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -64,7 +67,7 @@ func (r *repairs) quit(key string, g *repairing, p *piece) {
 	}
 }
 
-// take returns the blobs that wait, none if p is done.
+// take returns the waiting blobs; nil if p is done.
 func (r *repairs) take(g *repairing, p *piece) []*piece {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -74,7 +77,8 @@ func (r *repairs) take(g *repairing, p *piece) []*piece {
 	return slices.Clone(g.waiting)
 }
 
-// settle notes what came of blobs that were written. Where that has failed, the others are tried by their own callers.
+// settle marks the written blobs as done. After a failed write it is not called: the
+// other callers then try themselves.
 func (r *repairs) settle(g *repairing, list []*piece) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -84,13 +88,14 @@ func (r *repairs) settle(g *repairing, list []*piece) {
 	g.waiting = slices.DeleteFunc(g.waiting, func(p *piece) bool { return p.done })
 }
 
-// Repair implements store.Store. It reads the blob's segment, puts the blob's bytes in
-// their place, and writes the segment whole again, on the condition that it has not
-// changed meanwhile: a collection that deletes it takes precedence. In a torn segment the
-// other bytes stay where they are. A missing segment is made anew from the repaired
-// blobs, and its index names only those. A collection removes no segment that a snapshot
-// names; if the snapshot is dropped meanwhile, the next collection removes the new
-// segment.
+// Repair implements store.Store. It reads the blob's segment, replaces the blob's bytes,
+// and writes the whole segment again, on the condition that it has not changed meanwhile.
+// So a collection that deletes the segment takes precedence.
+//
+// In a torn segment the other bytes stay where they are. A missing segment is made from
+// the repaired blobs, and its index names only those. A collection removes no segment
+// that a snapshot names. If the snapshot is dropped meanwhile, the next collection
+// removes the new segment.
 func (s *Store) Repair(ctx context.Context, ref schema.BlobRef, data []byte) error {
 	if err := s.enter(ctx); err != nil {
 		return err
@@ -113,6 +118,8 @@ func (s *Store) Repair(ctx context.Context, ref schema.BlobRef, data []byte) err
 	p := &piece{entry: entry{offset: a.Offset, size: ref.Size, sum: ref.Sum}, data: bytes.Clone(data)}
 	g := s.repairs.join(key, p)
 	defer s.repairs.quit(key, g, p)
+	// One call at a time writes the segment. It takes the blobs of the waiting calls with
+	// it.
 	select {
 	case g.turn <- struct{}{}:
 	case <-ctx.Done():
@@ -130,7 +137,7 @@ func (s *Store) Repair(ctx context.Context, ref schema.BlobRef, data []byte) err
 	return p.err
 }
 
-// rewrite puts blobs of one segment back.
+// rewrite repairs blobs of one segment, and tries again if the segment has changed.
 func (s *Store) rewrite(ctx context.Context, prefix schema.ObjectPrefix, number uint32, list []*piece) error {
 	for try := 0; ; try++ {
 		done, err := s.rewriteOnce(ctx, prefix, number, list)
@@ -147,7 +154,8 @@ func (s *Store) rewrite(ctx context.Context, prefix schema.ObjectPrefix, number 
 	}
 }
 
-// rewriteOnce tries once. done says that there is nothing more to do.
+// rewriteOnce tries to repair blobs of one segment. done says that nothing more is to be
+// done; each piece then has its error.
 func (s *Store) rewriteOnce(ctx context.Context, prefix schema.ObjectPrefix, number uint32, list []*piece) (done bool, err error) {
 	key := s.segmentKey(prefix, number)
 	body, info, err := s.bucket.Get(ctx, key, schema.ObjectVersion{}, maxBlob+s.options.SegmentBytes)
@@ -158,6 +166,7 @@ func (s *Store) rewriteOnce(ctx context.Context, prefix schema.ObjectPrefix, num
 	case err != nil:
 		return false, fmt.Errorf("repair segment %s: %w", key, err)
 	}
+	// The bytes are put at their old offsets, because addresses contain them.
 	g := salvage(body, prefix, number, s.now())
 	for _, p := range list {
 		p.err = g.place(p.entry, p.data)
@@ -166,14 +175,14 @@ func (s *Store) rewriteOnce(ctx context.Context, prefix schema.ObjectPrefix, num
 		return true, nil
 	}
 	if g.finish(); bytes.Equal(g.body, body) {
-		return true, nil // another process was first, or it was the way that did the damage
+		return true, nil // another process has repaired it, or the bytes were damaged in transit only
 	}
 	within, cancel := context.WithTimeout(ctx, writeWithin)
 	defer cancel()
 	switch _, outcome, err := s.bucket.Put(within, key, g.body, condition); outcome {
 	case object.Made:
 		return true, nil
-	case object.Moved: // changed, deleted or made: it is looked at again
+	case object.Moved: // changed, deleted or created meanwhile: read it again
 		return false, nil
 	case object.Uncertain: // what was written is read at the next try
 		return false, fmt.Errorf("repair segment %s: %w", key, errors.Join(schema.ErrUnavailable, err))
@@ -182,9 +191,8 @@ func (s *Store) rewriteOnce(ctx context.Context, prefix schema.ObjectPrefix, num
 	}
 }
 
-// salvage returns what is left of a segment, without index and trailer. If the segment
-// does not end as one does, all its bytes may be blobs, and where these begin is not
-// known.
+// salvage returns what remains of a segment, without index and trailer. If the end is
+// damaged, all bytes after the header may be blobs, and it is unknown where these begin.
 func salvage(body []byte, prefix schema.ObjectPrefix, number uint32, now time.Time) *segment {
 	size := int64(len(body))
 	created, end, entries := now, size, []entry(nil)
@@ -206,12 +214,13 @@ func salvage(body []byte, prefix schema.ObjectPrefix, number uint32, now time.Ti
 	return g
 }
 
-// intactHeader reports whether a segment begins as it was written.
+// intactHeader reports whether a segment's header is undamaged.
 func intactHeader(body []byte) bool {
 	return [8]byte(body) == segmentMagic && binary.LittleEndian.Uint32(body[60:]) == crc32.Checksum(body[:60], castagnoli)
 }
 
-// place writes a blob's bytes at their offset, unless another blob is stored there.
+// place writes a blob's bytes at their offset. If the index has another blob there, it
+// returns a schema.ErrInvalid.
 func (g *segment) place(e entry, data []byte) error {
 	end := e.offset + e.size
 	if !slices.ContainsFunc(g.entries, func(o entry) bool { return o.offset == e.offset && o.size == e.size && o.sum == e.sum }) {

@@ -11,8 +11,10 @@ import (
 	"bowstring/schema"
 )
 
-// A segment is a header, blobs at multiples of align with zeros between them, an index and a trailer. All integers are
-// little-endian. docs/formats.md has it byte by byte.
+// A segment is a header, blobs at multiples of align with zeros between them, an index
+// and a trailer. All integers are little-endian. docs/formats.md describes it byte by
+// byte. The index is at the end, because a segment is written by one request once all of
+// its blobs are known.
 const (
 	align       = 64
 	headerSize  = 64
@@ -28,15 +30,15 @@ var (
 	castagnoli   = crc32.MakeTable(crc32.Castagnoli)
 )
 
-// kind is what an entry of a segment's index is of.
+// kind is the kind of a blob in a segment's index.
 type kind uint8
 
 const (
-	kindBlob   kind = 0 // rows' blobs, manifest pages and their indexes, bitmaps
-	kindRecord kind = 1 // a snapshot's record
+	kindBlob   kind = 0 // blobs of rows, manifest pages and their indexes, bitmaps
+	kindRecord kind = 1 // a snapshot's record, by which Rebuild finds the snapshot
 )
 
-// entry is a blob in a segment.
+// entry is a blob in a segment's index.
 type entry struct {
 	offset int64
 	size   int64
@@ -44,15 +46,16 @@ type entry struct {
 	kind   kind
 }
 
-// segment is one that is being put together.
+// segment is a segment that is being composed in memory. A pack or a repair owns it.
 type segment struct {
 	prefix  schema.ObjectPrefix
 	number  uint32
-	body    []byte
-	entries []entry
+	body    []byte  // everything so far, from the header on
+	entries []entry // in order of their offsets
 	created time.Time
 }
 
+// newSegment returns a segment with its header, and room for that many bytes.
 func newSegment(prefix schema.ObjectPrefix, number uint32, room int, created time.Time) *segment {
 	g := &segment{prefix: prefix, number: number, body: make([]byte, headerSize, max(room, 4<<10)), created: created}
 	copy(g.body, segmentMagic[:])
@@ -69,6 +72,7 @@ func (g *segment) finished(n int) int64 {
 	return aligned(aligned(int64(len(g.body)))+int64(n)) + int64(len(g.entries)+1)*entrySize + trailerSize
 }
 
+// aligned rounds up to a multiple of align.
 func aligned(n int64) int64 { return (n + align - 1) / align * align }
 
 // pad fills the body with zeros up to the next multiple of align.
@@ -92,7 +96,7 @@ func (e entry) ref(prefix schema.ObjectPrefix, number uint32) schema.BlobRef {
 	return schema.BlobRef{Key: a.Key(e.sum), Size: e.size, Sum: e.sum}
 }
 
-// finish appends index and trailer. Nothing is added after.
+// finish appends the index and the trailer. No blob may be added afterwards.
 func (g *segment) finish() {
 	g.pad()
 	at := len(g.body)
@@ -114,7 +118,7 @@ func (g *segment) finish() {
 	g.body = append(g.body, t[:]...)
 }
 
-// trailer is what the end of a segment says.
+// trailer is the decoded trailer of a segment.
 type trailer struct {
 	prefix   schema.ObjectPrefix
 	number   uint32
@@ -123,13 +127,14 @@ type trailer struct {
 	indexSum uint32
 }
 
-// index is where the index begins in a segment, and how long it is.
+// index returns the offset and length of the index in a segment of size bytes.
 func (t trailer) index(size int64) (at, length int64) {
 	length = t.entries * entrySize
 	return size - trailerSize - length, length
 }
 
-// decodeTrailer reads the last bytes of a segment of size bytes, which should have the name.
+// decodeTrailer decodes the trailer of a segment of size bytes. A trailer that is
+// damaged, or names another segment, is a schema.ErrDataLoss.
 func decodeTrailer(b []byte, size int64, prefix schema.ObjectPrefix, number uint32) (t trailer, err error) {
 	bad := func(format string, args ...any) (trailer, error) {
 		return trailer{}, fmt.Errorf("%w: segment %s: %s", schema.ErrDataLoss, segmentName(prefix, number), fmt.Sprintf(format, args...))
@@ -158,7 +163,8 @@ func decodeTrailer(b []byte, size int64, prefix schema.ObjectPrefix, number uint
 	return t, nil
 }
 
-// decodeIndex reads the index of a segment of size bytes.
+// decodeIndex decodes the index of a segment of size bytes. An index whose checksum is
+// wrong, or that names bytes outside the blobs, is a schema.ErrDataLoss.
 func decodeIndex(b []byte, t trailer, size int64) ([]entry, error) {
 	bad := func(what string) ([]entry, error) {
 		return nil, fmt.Errorf("%w: segment %s: %s", schema.ErrDataLoss, segmentName(t.prefix, t.number), what)
@@ -179,12 +185,12 @@ func decodeIndex(b []byte, t trailer, size int64) ([]entry, error) {
 	return list, nil
 }
 
-// segmentName is the object's name behind "seg/".
+// segmentName is the name of a segment's object after "seg/".
 func segmentName(prefix schema.ObjectPrefix, number uint32) string {
 	return fmt.Sprintf("%s/%08x", prefix, number)
 }
 
-// parseSegmentName reads what segmentName wrote.
+// parseSegmentName is the inverse of segmentName; false for other names.
 func parseSegmentName(name string) (prefix schema.ObjectPrefix, number uint32, ok bool) {
 	p, n, _ := strings.Cut(name, "/")
 	if len(p) != 2*len(prefix) || len(n) != 8 || prefix.UnmarshalText([]byte(p)) != nil {

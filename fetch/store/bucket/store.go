@@ -23,36 +23,45 @@ import (
 
 var _ store.Store = (*Store)(nil)
 
-// Options tunes a Store. The zero value is good for any use.
+// Options configures a Store. The zero value works.
 type Options struct {
-	// Logger gets what an operator should know. Default: slog.Default().
+	// Logger receives messages for operators. Default: slog.Default().
 	Logger *slog.Logger
-	// Bucket says how the bucket is reached.
+	// Bucket has the options of the connection to the bucket.
 	Bucket object.Options
-	// SegmentBytes is the size at which a segment is followed by another, 64 MiB if 0, at most 256 MiB.
+	// SegmentBytes is the size at which a new segment begins. Default: 64 MiB, at most
+	// 256 MiB.
 	SegmentBytes int64
-	// Uploads is how many segments are written at once, 4 if 0. That number is in memory,
-	// and one more for each open ingest.
+	// Uploads is how many segments are written at once. Default: 4. That many are in
+	// memory, and one more for each open ingest.
 	Uploads int
-	// Renew is how often the process says that it is at work, 30 s if 0. Collections wait about that long for it.
+	// Renew is how often the process writes its row. Default: 30 s. Collections wait
+	// about that long for the process.
 	Renew time.Duration
-	// Lapse is after how long others take it for dead that it has not said so, 8 times Renew if 0.
+	// Lapse is the age from which a process's row counts as that of a dead process.
+	// Default: 8 times Renew.
 	Lapse time.Duration
-	// Clock is what the time is taken to be. Default: time.Now.
+	// Clock returns the current time. Default: time.Now.
 	Clock func() time.Time
 }
 
 const (
+	// defaultSegment balances requests against memory: each segment costs one request to
+	// write, and is in memory until then. maxSegment bounds the option, and so the offset
+	// of any blob.
 	defaultSegment = 64 << 20
 	maxSegment     = 256 << 20
 	defaultUploads = 4
 	defaultRenew   = 30 * time.Second
-	lapseRenewals  = 8
+	// lapseRenewals is how many renewals a process may miss: with slow answers and
+	// repeated requests a few may be late.
+	lapseRenewals = 8
 	// inlineRecord is the size up to which a snapshot's record is stored in the catalog:
 	// reading it there saves a round trip.
 	inlineRecord = 8 << 10
 )
 
+// withDefaults returns the options with defaults in place of zeros.
 func (o Options) withDefaults() Options {
 	if o.Logger == nil {
 		o.Logger = slog.Default()
@@ -76,12 +85,13 @@ func (o Options) withDefaults() Options {
 	return o
 }
 
-// Store is a store.Store in a bucket. It is safe for concurrent use, by several processes too.
+// Store is a store.Store in a bucket. Several processes may use one at the same time. It
+// is safe for concurrent use from Open to Close.
 type Store struct {
 	*protocol.Store // the catalog, ingests and collections, over database
 
 	bucket  object.Bucket
-	prefix  string // of all keys: empty, or with a slash at its end
+	prefix  string // of all keys: empty, or ending in a slash
 	id      string // of the store
 	options Options
 	log     *slog.Logger
@@ -89,12 +99,12 @@ type Store struct {
 	partitions seenPartitions
 	members    memberVersions
 	leases     leases
-	packs      sync.Map // schema.ObjectPrefix to *pack: those of open ingests
+	packs      sync.Map // schema.ObjectPrefix to *pack, of open ingests
 	uploads    places
 	repairs    repairs
 	census     census
 
-	// life is read-locked by each call and locked by Close.
+	// life is read-locked by each call, and locked by Close. It guards closed.
 	life   sync.RWMutex
 	closed bool
 	ending context.Context //nolint:containedctx // done when Close begins, to stop what takes long
@@ -113,8 +123,9 @@ func IsURL(addr string) bool {
 	return false
 }
 
-// Open opens the store under a URL: s3://BUCKET/PREFIX, gs://, az://, file://. One that is not there is a
-// schema.ErrNotFound: [Init] makes it.
+// Open opens the store under a URL: s3://BUCKET/PREFIX, gs://, az:// or file://. If there
+// is no store, the error is a schema.ErrNotFound; [Init] makes one. The caller closes the
+// store.
 func Open(ctx context.Context, url string, opts Options) (*Store, error) {
 	s, err := reach(ctx, url, opts)
 	switch {
@@ -130,7 +141,7 @@ func Open(ctx context.Context, url string, opts Options) (*Store, error) {
 	return s, nil
 }
 
-// reach makes a store without a request.
+// reach returns a store without making a request. Its protocol.Store is not set.
 func reach(ctx context.Context, url string, opts Options) (*Store, error) {
 	if !IsURL(url) {
 		return nil, fmt.Errorf("%w: a store in a bucket has an address such as s3://BUCKET/PREFIX", schema.ErrInvalid)
@@ -146,7 +157,7 @@ func reach(ctx context.Context, url string, opts Options) (*Store, error) {
 	return over(bucket, prefix, opts), nil
 }
 
-// over is a store in a bucket, under a prefix.
+// over returns a store in a bucket, under a prefix, without making a request.
 func over(bucket object.Bucket, prefix string, opts Options) *Store {
 	opts = opts.withDefaults()
 	if prefix = strings.Trim(prefix, "/"); prefix != "" {
@@ -159,7 +170,7 @@ func over(bucket object.Bucket, prefix string, opts Options) *Store {
 	return s
 }
 
-// begin looks for the store, and readies it for use.
+// begin reads FORMAT, and prepares the store for use.
 func (s *Store) begin(ctx context.Context) error {
 	f, err := s.format(ctx)
 	if err != nil {
@@ -173,7 +184,7 @@ func (s *Store) begin(ctx context.Context) error {
 	return nil
 }
 
-// protocol is the protocol over the bucket.
+// protocol returns a protocol.Store over the bucket.
 func (s *Store) protocol() *protocol.Store {
 	return protocol.New(database{s}, protocol.SystemAt(s.options.Clock), protocol.Options{
 		Holder: holder(), Where: s.String(), Log: s.log, RenewEvery: s.options.Renew, InlineRecord: inlineRecord,
@@ -194,7 +205,8 @@ const (
 	formatVersion = 1
 )
 
-// format reads what FORMAT says.
+// format reads FORMAT. A missing one is a schema.ErrNotFound, one of another program or
+// version a schema.ErrInvalid.
 func (s *Store) format(ctx context.Context) (f formatFile, err error) {
 	var data []byte
 	err = s.again(ctx, func(ctx context.Context) (err error) {
@@ -229,14 +241,16 @@ func (s *Store) String() string {
 	return url
 }
 
-// Where says for errors where the store is.
+// Where names the store in errors.
 func (s *Store) Where() string { return "the store in " + s.String() }
 
 // Bucket returns the bucket of the store's objects.
 func (s *Store) Bucket() object.Bucket { return s.bucket }
 
+// key is the key of an object of the store.
 func (s *Store) key(name string) string { return s.prefix + name }
 
+// segmentKey is the key of a segment's object.
 func (s *Store) segmentKey(prefix schema.ObjectPrefix, number uint32) string {
 	return s.key(dirSegments + segmentName(prefix, number))
 }
@@ -244,15 +258,17 @@ func (s *Store) segmentKey(prefix schema.ObjectPrefix, number uint32) string {
 func (s *Store) now() time.Time { return s.options.Clock() }
 
 const (
-	// tries is how often a request is made that may be repeated.
+	// tries is how often a repeatable request is made.
 	tries = 5
-	// firstPause is before the second try, twice as long before each that follows.
+	// firstPause is the mean pause before the second try. It doubles with each further
+	// one.
 	firstPause = 100 * time.Millisecond
-	// answerWithin is how long an answer to a small request is waited for.
+	// answerWithin is how long a small request may take.
 	answerWithin = 30 * time.Second
 )
 
-// again calls f, which may be repeated without harm, until it has an answer.
+// again calls f, which must be safe to repeat, until it succeeds, fails for good, or has
+// failed tries times. Each call has answerWithin.
 func (s *Store) again(ctx context.Context, f func(ctx context.Context) error) error {
 	for try := 0; ; try++ {
 		if ctx.Err() != nil {
@@ -273,9 +289,11 @@ func (s *Store) again(ctx context.Context, f func(ctx context.Context) error) er
 	}
 }
 
+// errLate is why a request was cancelled that took too long. It can be repeated.
 var errLate = fmt.Errorf("%w: no answer within %s", schema.ErrUnavailable, answerWithin)
 
-// pauseAfter waits before the n-th repetition of what has failed, counted from 0, as long as the server asks for.
+// pauseAfter waits before the n-th repetition, counted from 0, of a request that failed
+// with err: as long as the server asks for, or else as pause does.
 func pauseAfter(ctx context.Context, err error, n int) error {
 	var throttled *object.ThrottledError
 	if errors.As(err, &throttled) && throttled.After > 0 {
@@ -284,12 +302,14 @@ func pauseAfter(ctx context.Context, err error, n int) error {
 	return pause(ctx, n)
 }
 
-// pause waits before the n-th repetition, counted from 0.
+// pause waits before the n-th repetition, counted from 0: firstPause times 2^n, varied by
+// half, so that processes that failed together do not repeat together.
 func pause(ctx context.Context, n int) error {
 	d := firstPause << min(n, 6)
 	return wait(ctx, d/2+time.Duration(rand.Int64N(int64(d))))
 }
 
+// wait waits for d, or returns the cause of ctx.
 func wait(ctx context.Context, d time.Duration) error {
 	timer := time.NewTimer(d)
 	defer timer.Stop()
@@ -314,7 +334,8 @@ func (s *Store) enter(ctx context.Context) error {
 	return nil
 }
 
-// Close implements store.Store. A collection under way is stopped, and so is what ingests write.
+// Close implements store.Store. It stops a running collection and the writing of
+// segments.
 func (s *Store) Close() error {
 	s.end()
 	err := s.Store.Close()
@@ -324,6 +345,7 @@ func (s *Store) Close() error {
 		return nil
 	}
 	s.closed = true
+	// The packs of ingests that were not closed hold memory and run uploads.
 	s.packs.Range(func(_, p any) bool {
 		p.(*pack).Close() //nolint:forcetypeassert // nothing else is in it
 		return true
@@ -345,17 +367,20 @@ func (s *Store) Get(ctx context.Context, ref schema.BlobRef) (schema.Blob, error
 	return b, err
 }
 
+// get reads a blob from the pack that is writing it, or with one request from the bucket.
 func (s *Store) get(ctx context.Context, ref schema.BlobRef) (schema.Blob, error) {
 	a, ok := s.address(ref)
 	if !ok {
 		return schema.Blob{}, fmt.Errorf("%w: blob %s is in no segment of %s", schema.ErrNotFound, ref.Key, s)
 	}
+	// The manifest of an ingest is read before its segments are written.
 	if p, ok := s.packs.Load(a.Prefix); ok {
 		if data, ok := p.(*pack).read(a, ref.Size); ok { //nolint:forcetypeassert // nothing else is in it
 			return schema.NewBlob(data, nil), nil
 		}
 	}
 	key := s.segmentKey(a.Prefix, a.Object)
+	// An empty blob has no bytes to read, but its segment must exist.
 	if ref.Size == 0 {
 		_, err := s.bucket.Stat(ctx, key)
 		return schema.Blob{}, s.readError(ref, err)
@@ -367,7 +392,7 @@ func (s *Store) get(ctx context.Context, ref schema.BlobRef) (schema.Blob, error
 	return schema.NewBlob(data, nil), nil
 }
 
-// readError is the error of a blob that could not be read.
+// readError is the error for a blob that could not be read.
 func (s *Store) readError(ref schema.BlobRef, err error) error {
 	if err == nil {
 		return nil
@@ -378,7 +403,8 @@ func (s *Store) readError(ref schema.BlobRef, err error) error {
 	return fmt.Errorf("read blob %s: %w", ref.Key, err)
 }
 
-// address returns where a blob is stored, if its key has the form of a segment's address.
+// address returns the address of a blob; false if the key is not the address of a blob in
+// a segment of a store.
 func (s *Store) address(ref schema.BlobRef) (schema.ObjectAddress, bool) {
 	a, ok := schema.ParseObjectAddress(ref.Key)
 	return a, ok && !a.Packed && !ref.Hashed() && ref.Size >= 0 && ref.Size <= maxBlob && a.Offset >= headerSize &&
@@ -399,7 +425,7 @@ func (s *Store) Locate(_ context.Context, ref schema.BlobRef) (store.Location, b
 // Traits implements store.Store.
 func (s *Store) Traits() store.Traits { return store.Traits{Segments: true, Replicas: 1} }
 
-// Addressed implements store.Store: no key is that of a cell.
+// Addressed implements store.Store: no key is the address of a cell in a table.
 func (s *Store) Addressed(schema.Key) (store.AttachedTable, bool) {
 	return store.AttachedTable{}, false
 }
@@ -410,7 +436,7 @@ func (s *Store) Refer(_ context.Context, tables []store.AttachedTable) error {
 		schema.ErrInvalid, tables[0])
 }
 
-// GC implements store.Store.
+// GC implements store.Store. It frees nothing if a partition of the catalog is missing.
 func (s *Store) GC(ctx context.Context, opts store.GCOptions, inUse func() []*schema.Snapshot) (store.GCReport, error) {
 	if err := s.lostPartitions(ctx); err != nil {
 		return store.GCReport{}, fmt.Errorf("collect garbage: nothing may be freed: %w", err)
@@ -422,7 +448,8 @@ func (s *Store) GC(ctx context.Context, opts store.GCOptions, inUse func() []*sc
 	return report, err
 }
 
-// finish is the end of a collection: an object that is deleted is free at once.
+// finish ends a collection: deleted objects are free at once. It also removes the
+// lapsed objects of processes, clusters and proofs.
 func (s *Store) finish(ctx context.Context, opts store.GCOptions, report *store.GCReport) error {
 	if opts.DryRun {
 		return nil
@@ -431,9 +458,10 @@ func (s *Store) finish(ctx context.Context, opts store.GCOptions, report *store.
 	return errors.Join(s.forgetMembers(ctx), s.forgetClusters(ctx), s.forget(ctx, dirProof, proofsLeft))
 }
 
-// lostPartitions reports a schema.ErrDataLoss if the catalog lacks a partition of which there is a copy: no partition is ever
-// removed, and what its snapshots name would be taken for garbage. Copies are listed first: each is written after its
-// partition.
+// lostPartitions returns a schema.ErrDataLoss if a partition with a copy is missing from
+// the catalog. Partitions are never removed, so it was lost, and a collection would
+// remove the segments of its snapshots. Copies are listed first, because each is written
+// after its partition.
 func (s *Store) lostPartitions(ctx context.Context) error {
 	copies := map[string]bool{}
 	for _, dir := range []string{dirBackup, dirCatalog} {
@@ -454,10 +482,11 @@ func (s *Store) lostPartitions(ctx context.Context) error {
 	return nil
 }
 
-// proofsLeft is how long what a proof writes is left: one takes seconds, and a process that was killed leaves it behind.
+// proofsLeft is how long the objects of a proof are left. A proof takes seconds, and
+// removes its objects unless its process is killed.
 const proofsLeft = 24 * time.Hour
 
-// forget removes the objects of a directory that were left as they are for longer than after.
+// forget removes the objects of a directory that were last written longer ago than after.
 func (s *Store) forget(ctx context.Context, dir string, after time.Duration) error {
 	var gone []string
 	err := s.list(ctx, dir, func(_ string, info object.Info) error {
@@ -474,15 +503,17 @@ func (s *Store) forget(ctx context.Context, dir string, after time.Duration) err
 	return err
 }
 
-// census is what is known of how many segments there are: the last collection counted them, and this process has added
-// since.
+// census is the number and size of the segments, as far as known: what the last
+// collection counted, and what this process has added or removed since. It is safe for
+// concurrent use.
 type census struct {
 	mu           sync.Mutex
-	blobs, bytes int64 // as they were counted
-	at           time.Time
+	blobs, bytes int64     // as counted
+	at           time.Time // when they were counted
 	added        struct{ blobs, bytes int64 }
 }
 
+// add counts segments that were written, or, with negative numbers, removed.
 func (n *census) add(blobs, bytes int64) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -490,7 +521,7 @@ func (n *census) add(blobs, bytes int64) {
 	n.added.bytes += bytes
 }
 
-// recount takes note of a collection that has ended since.
+// recount takes the count of the last collection, if there was one since the last call.
 func (s *Store) recount(ctx context.Context) error {
 	blobs, bytes, at, err := s.Counted(ctx)
 	n := &s.census
@@ -503,9 +534,9 @@ func (s *Store) recount(ctx context.Context) error {
 	return err
 }
 
-// Stats implements store.Store. Blobs counts segments. A collection of this process
-// notices what other processes have added or removed: each read of the catalog would cost
-// a request.
+// Stats implements store.Store. Blobs counts segments. It includes the changes by other
+// processes only after a collection of this process, because reading the catalog for each
+// call would cost a request.
 func (s *Store) Stats() store.Stats {
 	put := s.Counters()
 	n := &s.census
@@ -523,7 +554,7 @@ func (s *Store) Stats() store.Stats {
 	}
 }
 
-// holder says for people which process this is.
+// holder describes this process in messages.
 func holder() string {
 	host, err := os.Hostname()
 	if err != nil {
