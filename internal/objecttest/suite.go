@@ -18,20 +18,23 @@ import (
 	"bowstring/schema"
 )
 
-// Traits say what a bucket cannot do; there the suite expects an error instead.
+// Traits are what a bucket cannot do. The suite then expects an error instead.
 type Traits struct {
-	// Paths: keys are paths of files, so that some keys are refused, and a key and another one behind it and "/" cannot
-	// both be there.
+	// Paths: keys are paths of files. Some keys are rejected, and a key cannot exist
+	// together with keys that have it as a folder.
 	Paths bool
-	// Files: the server keeps objects as files, and mishandles keys that cannot be paths.
+	// Files: the server stores objects as files, and mishandles keys that cannot be
+	// paths.
 	Files bool
-	// NoUpdates: a Put on condition of a version is refused, because the server does not support it.
+	// NoUpdates: the server does not support a Put on condition of a version, and such a
+	// Put is rejected.
 	NoUpdates bool
-	// Slow: the server is slow, and gets fewer requests.
+	// Slow: the server is slow, so that the suite sends fewer requests.
 	Slow bool
 }
 
-// Run runs the suite on a bucket. Its keys begin with a prefix of their own, so that several runs may share a bucket.
+// Run runs the suite on a bucket. Each test opens the bucket by open and closes it. Keys
+// begin with a random prefix, so that several runs may share a bucket.
 func Run(t *testing.T, open func(t *testing.T) object.Bucket, traits Traits) {
 	t.Helper()
 	for _, c := range []struct {
@@ -70,7 +73,7 @@ func Run(t *testing.T, open func(t *testing.T) object.Bucket, traits Traits) {
 	}
 }
 
-// bench is one test of the suite.
+// bench is one test of the suite. Its methods fail the test.
 type bench struct {
 	*testing.T
 
@@ -80,6 +83,7 @@ type bench struct {
 	prefix string
 }
 
+// put stores an object without a condition, and checks the result.
 func (b *bench) put(key string, body []byte) schema.ObjectVersion {
 	b.Helper()
 	i, outcome, err := b.b.Put(b.ctx, key, body, object.Condition{})
@@ -92,6 +96,7 @@ func (b *bench) put(key string, body []byte) schema.ObjectVersion {
 	return i.Version
 }
 
+// fails requires that err wraps want.
 func (b *bench) fails(what string, err, want error) {
 	b.Helper()
 	if !errors.Is(err, want) {
@@ -99,6 +104,7 @@ func (b *bench) fails(what string, err, want error) {
 	}
 }
 
+// ok requires that there is no error.
 func (b *bench) ok(what string, err error) {
 	b.Helper()
 	if err != nil {
@@ -106,6 +112,7 @@ func (b *bench) ok(what string, err error) {
 	}
 }
 
+// body returns n bytes that depend on the arguments alone.
 func body(seed string, n int) []byte {
 	r := rand.New(rand.NewPCG(uint64(len(seed)), uint64(n)))
 	out := make([]byte, n)
@@ -115,6 +122,7 @@ func body(seed string, n int) []byte {
 	return out
 }
 
+// ranges checks reads of parts, at and beyond the ends of an object.
 func ranges(b *bench) {
 	data := body("ranges", 70_001)
 	key := b.prefix + "ranges"
@@ -145,6 +153,7 @@ func ranges(b *bench) {
 		schema.ErrInvalid)
 }
 
+// whole checks Get and Stat against the content that was put.
 func whole(b *bench) {
 	for _, n := range []int{0, 1, 1000, 300_000} {
 		key, data := fmt.Sprintf("%swhole%d", b.prefix, n), body("whole", n)
@@ -167,6 +176,8 @@ func whole(b *bench) {
 	}
 }
 
+// versions checks that a read with a version never returns another content: it returns
+// the right bytes or a ChangedError.
 func versions(b *bench) {
 	key := b.prefix + "versions"
 	first := b.put(key, []byte("the first"))
@@ -197,6 +208,7 @@ func versions(b *bench) {
 	}
 }
 
+// changed requires a ChangedError with all fields.
 func (b *bench) changed(what string, err error, key string, want schema.ObjectVersion) {
 	b.Helper()
 	var c *object.ChangedError
@@ -208,6 +220,7 @@ func (b *bench) changed(what string, err error, key string, want schema.ObjectVe
 	}
 }
 
+// absent checks the errors for an object that does not exist.
 func absent(b *bench) {
 	key := b.prefix + "absent"
 	_, err := b.b.Stat(b.ctx, key)
@@ -223,7 +236,8 @@ func absent(b *bench) {
 	b.fails("Stat of no key", err, schema.ErrInvalid)
 }
 
-// createOnce makes many clients create one object: one succeeds, and its bytes are there.
+// createOnce makes many clients create one object. Exactly one succeeds, and its bytes
+// are stored.
 func createOnce(b *bench) {
 	const writers = 16
 	rounds := 5
@@ -245,7 +259,7 @@ func createOnce(b *bench) {
 				case outcome == object.Made && err == nil && !i.Version.IsZero():
 					made = append(made, text)
 				case outcome == object.Moved && errors.Is(err, schema.ErrConflict):
-				// A server may answer so if two come at once.
+				// Some servers answer so if two requests arrive at once.
 				case outcome == object.Uncertain && err != nil:
 				default:
 					b.Errorf("Put: %v, %v", outcome, err)
@@ -261,6 +275,7 @@ func createOnce(b *bench) {
 	}
 }
 
+// update checks each condition of a Put: on a version, on absence, and on both.
 func update(b *bench) {
 	key := b.prefix + "update"
 	if b.traits.NoUpdates {
@@ -299,7 +314,8 @@ func update(b *bench) {
 	expect("anew", object.Condition{Absent: true}, object.Made)
 }
 
-// counter makes many clients count by compare and swap: no count is lost.
+// counter makes many clients count by compare and swap. No increment may be lost: stores
+// commit by it.
 func counter(b *bench) {
 	if b.traits.NoUpdates {
 		return
@@ -326,6 +342,8 @@ func counter(b *bench) {
 					b.Errorf("the counter has %q", text)
 					return
 				}
+				// The number of the writer makes contents of equal counts different, so
+				// that their ETags differ.
 				_, outcome, err := b.b.Put(b.ctx, key, fmt.Appendf(nil, "%d by %d, %d", n+1, w, i),
 					object.Condition{Version: info.Version})
 				switch outcome {
@@ -349,7 +367,8 @@ func counter(b *bench) {
 	}
 }
 
-// aba replaces contents of one length as fast as possible: no version is used twice.
+// aba replaces contents of one length as fast as possible. No version may occur twice, or
+// a reader could take another content for its own.
 func aba(b *bench) {
 	rounds := 40
 	if b.traits.Slow {
@@ -367,6 +386,7 @@ func aba(b *bench) {
 	}
 }
 
+// oddKeys checks keys that need escaping in URLs, in XML, or in paths.
 func oddKeys(b *bench) {
 	keys := []string{"a+b", "a b", "a%20b", "100%", "ä/ö-日本語", "x=y&z", "q?r", "h#i", "semi;colon", "at@colon:comma,",
 		"~tilde", "(paren)!*'",
@@ -395,7 +415,7 @@ func oddKeys(b *bench) {
 		_, outcome, err := b.b.Put(b.ctx, key, []byte(key), object.Condition{Absent: true})
 		if outcome != object.Made {
 			if slices.Contains(more, keys[i]) && outcome == object.Failed {
-				b.Logf("the server does not take the key %q: %v", key, err) // none of the clouds refuses it
+				b.Logf("the server does not take the key %q: %v", key, err) // no cloud rejects it
 				continue
 			}
 			b.Fatalf("Put %q: %v, %v", key, outcome, err)
@@ -425,7 +445,7 @@ func oddKeys(b *bench) {
 	}
 }
 
-// list is what a bucket lists, with prefixes marked by a bar in front.
+// list returns the keys that a bucket lists. Prefixes have a bar in front.
 func (b *bench) list(opts object.ListOptions) []string {
 	b.Helper()
 	var got []string
@@ -443,6 +463,7 @@ func (b *bench) list(opts object.ListOptions) []string {
 	return got
 }
 
+// list checks the order, prefixes, delimiters and the start of lists.
 func list(b *bench) {
 	p := b.prefix
 	versions := map[string]object.Info{}
@@ -454,7 +475,7 @@ func list(b *bench) {
 	for i, err := range b.b.List(b.ctx, object.ListOptions{Prefix: p}) {
 		b.ok("List", err)
 		want := versions[i.Key]
-		// A version's id may be more than a list says.
+		// A list of some servers has no version ids.
 		if i.Size != want.Size || i.Version.ETag != want.Version.ETag || i.Version.ID != "" &&
 			i.Version.ID != want.Version.ID {
 			b.Fatalf("List has %+v, Put made %+v", i, want)
@@ -507,7 +528,7 @@ func list(b *bench) {
 	}
 }
 
-// listAtRandom compares lists of keys made at random with a model.
+// listAtRandom compares lists of random keys with a model. The seed is printed.
 func listAtRandom(b *bench) {
 	seed := rand.Uint64()
 	b.Logf("seed %d", seed)
@@ -523,6 +544,7 @@ func listAtRandom(b *bench) {
 		for r.IntN(3) > 0 {
 			key += "/" + word()
 		}
+		// A key below another key cannot exist in a directory.
 		clash := false
 		for k := range keys {
 			clash = clash || k == key || strings.HasPrefix(k, key+"/") || strings.HasPrefix(key, k+"/")
@@ -552,6 +574,7 @@ func listAtRandom(b *bench) {
 	}
 }
 
+// model returns the right list: it groups and sorts all keys, which is slow and simple.
 func model(keys map[string]bool, opts object.ListOptions) []string {
 	seen := map[string]bool{}
 	for k := range keys {
@@ -578,7 +601,7 @@ func model(keys map[string]bool, opts object.ListOptions) []string {
 	return out
 }
 
-// listPages lists more than a page of any server holds.
+// listPages lists more keys than a page of any server has.
 func listPages(b *bench) {
 	n := 1100
 	if b.traits.Slow || testing.Short() {
@@ -610,6 +633,8 @@ func listPages(b *bench) {
 	}
 }
 
+// deletes checks that a delete of nothing is no error, and that empty folders are not
+// listed.
 func deletes(b *bench) {
 	key := b.prefix + "deep/delete"
 	b.ok("Delete of nothing", b.b.Delete(b.ctx, key))
@@ -626,6 +651,8 @@ func deletes(b *bench) {
 	}
 }
 
+// cancelled checks each method with a context that has ended: it returns the context's
+// error and does nothing.
 func cancelled(b *bench) {
 	key := b.prefix + "cancelled"
 	v := b.put(key, []byte("here"))
@@ -657,7 +684,8 @@ func cancelled(b *bench) {
 	}
 }
 
-// concurrent reads and writes at once: each read has the bytes of its version.
+// concurrent reads and writes at once. Each read has the bytes of its version, or an
+// error.
 func concurrent(b *bench) {
 	readers, each := 24, 12
 	if b.traits.Slow {
@@ -701,7 +729,7 @@ func concurrent(b *bench) {
 	wg.Wait()
 }
 
-// clock checks that answers say the server's time.
+// clock checks that answers have the server's time.
 func clock(b *bench) {
 	key := b.prefix + "clock"
 	b.put(key, []byte("x"))

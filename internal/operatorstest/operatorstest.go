@@ -1,5 +1,6 @@
-// Package operatorstest has operators of the kind "bytes", for tests of what runs
-// operators: small, real programs that need no codec. It is no part of the server.
+// Package operatorstest has operators of the kind "bytes", for tests of code that runs
+// operators. They are small but real programs that need no codec. The server does not use
+// them.
 package operatorstest
 
 import (
@@ -13,7 +14,7 @@ import (
 	"bowstring/fetch/operators/program"
 )
 
-// Kinds has the kind "bytes", and images and audio made of the same operators.
+// Kinds returns the kind "bytes", and images and audio made of the same operators.
 func Kinds() operators.Kinds {
 	kind := operators.Kind{Contract: operators.Always("test/1"), Operators: []string{"Decode", "Reverse", "RandomBytes", "RandomRepeat",
 		"Crop", "Encode"}, Compile: Compile, Follow: Compile}
@@ -28,20 +29,25 @@ func Kinds() operators.Kinds {
 //	Crop size that many bytes, zeros where there are fewer: a tensor of one shape
 //	RandomRepeat    the bytes once to four times
 //	Encode          no tensor: bytes of a file
+//
+// step is a step of a program, with its parsed parameters. random steps depend on the
+// draws.
 type step struct {
 	name   string
 	size   int
 	random bool
 }
 
+// prog is a compiled list of steps. It is constant, and safe for concurrent use.
 type prog struct {
+	// form is the form of the result.
 	steps []step
 	form  program.Form
-	most  int64 // how many times its input the result is at most
-	fixed int64
+	most  int64 // the result is at most that many times as large as the input
+	fixed int64 // size of the result in bytes, if a Crop fixed it; otherwise 0
 }
 
-// Compile is that of operators.Kind.
+// Compile implements operators.Kind. It returns a *program.StepError for a wrong step.
 func Compile(list []program.Step) (program.Program, error) {
 	p := &prog{form: program.Form{Kind: program.Audio, Type: program.Uint8, Dims: []int{program.Unknown}, Axes: "T",
 		Rate: 8000}, most: 1}
@@ -102,13 +108,15 @@ func (p *prog) Steps() []program.Step {
 
 // Deterministic implements program.Program.
 func (p *prog) Deterministic() int {
+	// Everything before the first random step is equal in each epoch, and can be cached.
 	if i := slices.IndexFunc(p.steps, func(s step) bool { return s.random }); i >= 0 {
 		return i
 	}
 	return len(p.steps)
 }
 
-// Cost implements program.Program.
+// Cost implements program.Program. Working memory is twice the result, because a step
+// reads one buffer and writes another one.
 func (p *prog) Cost(cell []byte, limits program.Limits) (program.Cost, error) {
 	if bytes.HasPrefix(cell, []byte("bomb")) {
 		return program.Cost{}, fmt.Errorf("%w: 2^40 bytes, at most %d are allowed", program.ErrTooLarge, limits.Bytes)
@@ -120,7 +128,8 @@ func (p *prog) Cost(cell []byte, limits program.Limits) (program.Cost, error) {
 	return program.Cost{Working: program.Count(2 * n), Result: program.Count(n)}, nil
 }
 
-// Run implements program.Program.
+// Run implements program.Program. Each step has a source of its own, so that the draws of
+// a step do not depend on the others.
 func (p *prog) Run(ctx context.Context, cell []byte, by program.Draws,
 	alloc func(int) []byte) (program.Outcome, error) {
 	var o program.Outcome

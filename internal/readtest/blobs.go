@@ -16,7 +16,8 @@ import (
 	"bowstring/schema"
 )
 
-// blobOf makes n bytes that depend on the name alone.
+// blobOf makes n bytes that depend on the arguments alone. Tests can make the same
+// content again instead of keeping it.
 func blobOf(name string, n int) []byte {
 	var seed [32]byte
 	copy(seed[:], name)
@@ -26,6 +27,7 @@ func blobOf(name string, n int) []byte {
 	return b
 }
 
+// put stores a blob in the tier.
 func (b *bench) put(data []byte) schema.BlobRef {
 	ref, err := b.Put(b.ctx, data)
 	b.ok(err, "put %d bytes", len(data))
@@ -33,11 +35,13 @@ func (b *bench) put(data []byte) schema.BlobRef {
 	return ref
 }
 
+// has calls Has, which must return at once.
 func (b *bench) has(ref schema.BlobRef) (has bool) {
 	b.ends("Has", func() error { has = b.Tier.Has(ref); return nil })
 	return has
 }
 
+// tryGet fetches a blob, which may be missing. An error must come without bytes.
 func (b *bench) tryGet(ctx context.Context, ref schema.BlobRef) (blob schema.Blob, err error) {
 	b.ends("Fetch", func() error { blob, err = b.fetchOne(ctx, ref); return nil })
 	b.that(err == nil || len(blob.Bytes()) == 0, "Fetch answers %d bytes with the error %w", len(blob.Bytes()), err)
@@ -55,15 +59,17 @@ func (b *bench) fetchOne(ctx context.Context, ref schema.BlobRef) (schema.Blob, 
 	return a.Blob, a.Err
 }
 
-// answers keeps the answers of a tier, and counts them.
+// answers collects the answers of a tier, and counts them. The tier may call Answer from
+// any goroutine.
 type answers struct {
 	mu    sync.Mutex // guards the fields below
 	list  []read.Answer
 	times []int
-	wrong int // answers to cells that were not requested
-	came  chan struct{}
+	wrong int           // answers to cells that were not requested
+	came  chan struct{} // gets a value for each answer; large enough for wrong ones as well
 }
 
+// newAnswers expects answers to n cells.
 func newAnswers(n int) *answers {
 	return &answers{list: make([]read.Answer, n), times: make([]int, n), came: make(chan struct{}, 4*n+4)}
 }
@@ -81,7 +87,8 @@ func (a *answers) Answer(n int, answer read.Answer) {
 	a.came <- struct{}{}
 }
 
-// one is the answer to a cell. There has to be exactly one.
+// one returns the answer to a cell. It returns an error unless there was exactly one: a
+// second answer would release a blob twice.
 func (a *answers) one(n int) (read.Answer, error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -91,7 +98,8 @@ func (a *answers) one(n int) (read.Answer, error) {
 	return a.list[n], nil
 }
 
-// together requests many cells at once, some of them missing.
+// together fetches many cells at once, some of which are missing. Each cell gets its own
+// answer.
 func together(b *bench) {
 	const n = 50
 	contents, cells := make([][]byte, n), make([]read.Cell, n)
@@ -117,7 +125,8 @@ func together(b *bench) {
 	}
 }
 
-// leftAlone cancels some of several cells that wait: the others arrive.
+// leftAlone cancels some of several cells that wait. They are released at once, and the
+// others arrive.
 func leftAlone(b *bench) {
 	if b.Hang == nil {
 		return
@@ -164,7 +173,7 @@ func leftAlone(b *bench) {
 	}
 }
 
-// get requires that the tier has a blob, and returns it.
+// get requires that the tier has a blob, and returns it. The caller releases it.
 func (b *bench) get(data []byte) schema.Blob {
 	ref := schema.RefOf(data)
 	b.that(b.has(ref), "Has says that a blob of %d bytes is not there, which is", len(data))
@@ -179,12 +188,13 @@ func (b *bench) right(blob *schema.Blob, want []byte) {
 	b.that(bytes.Equal(blob.Bytes(), want), "a blob of %d bytes has other bytes, %d", len(want), len(blob.Bytes()))
 }
 
-// unread is a store that must not be read.
+// unread is a store that panics when it is read: its methods are nil.
 type unread struct{ store.Store }
 
 // Traits implements store.Store.
 func (unread) Traits() store.Traits { return store.Traits{} }
 
+// traits checks that name and traits never change: callers read them once.
 func traits(b *bench) {
 	b.ok(read.Validate([]read.Tier{b.Tier, read.Store(unread{})}), "validate")
 	name, was := b.Tier.Name(), b.Tier.Traits()
@@ -205,12 +215,15 @@ func traits(b *bench) {
 	same("it was closed")
 }
 
+// churn changes the tier, if it can change.
 func (b *bench) churn() {
 	if b.Churn != nil {
 		b.ok(b.Churn(), "churn")
 	}
 }
 
+// there checks blobs of sizes around those of buffers and pages. Two reads of a blob have
+// pins of their own.
 func there(b *bench) {
 	for _, n := range []int{0, 1, 63, 64, 65, 4096, 110_000, 1 << 20} {
 		data := blobOf("there", n)
@@ -224,6 +237,7 @@ func there(b *bench) {
 	}
 }
 
+// notThere checks the errors for blobs that are missing, or whose reference is wrong.
 func notThere(b *bench) {
 	lacks := func(what string, ref schema.BlobRef) error {
 		b.has(ref)
@@ -249,11 +263,12 @@ func notThere(b *bench) {
 		other.Size++
 		_ = lacks("a blob of another size", other)
 	}
-	blob := b.get(data) // the others have not damaged it
+	blob := b.get(data) // the wrong references have not damaged it
 	blob.Release()
 }
 
-// held: blobs stay valid while the tier changes and is closed.
+// held checks that blobs stay valid while the tier changes and is closed. A tier that
+// reuses their memory fails.
 func held(b *bench) {
 	var blobs []schema.Blob
 	var contents [][]byte
@@ -276,7 +291,7 @@ func held(b *bench) {
 	}
 }
 
-// ends cancels a Fetch that waits.
+// ends checks that a Fetch that waits ends with its context.
 func ends(b *bench) {
 	if b.Hang == nil {
 		return
@@ -302,7 +317,7 @@ func ends(b *bench) {
 	blob.Release()
 }
 
-// hasDoesNotWait calls Has while the tier waits for something.
+// hasDoesNotWait checks that Has returns while the tier waits for something else.
 func hasDoesNotWait(b *bench) {
 	data := blobOf("has", 5000)
 	ref := b.put(data)
@@ -331,6 +346,7 @@ func hasDoesNotWait(b *bench) {
 	}
 }
 
+// concurrent fetches at once from several goroutines, with a constant seed.
 func concurrent(b *bench) {
 	const workers, each, pool = 6, 100, 20
 	const seed = 11
@@ -368,7 +384,8 @@ func concurrent(b *bench) {
 	})
 }
 
-// checked damages the tier's data: a tier that checks returns the right bytes or none.
+// checked damages the tier's data. A tier that checks returns the right bytes or an
+// error.
 func checked(b *bench) {
 	if !b.Tier.Traits().Checked || b.Spoil == nil {
 		return

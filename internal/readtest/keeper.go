@@ -22,7 +22,7 @@ func (o *offered) Unpin() {
 	}
 }
 
-// offer offers a copy of content.
+// offer offers a copy of the content, whose release is counted.
 func (b *bench) offer(data []byte, at spill.Place) *offered {
 	o := &offered{data: append([]byte(nil), data...)}
 	ref := schema.RefOf(data)
@@ -33,7 +33,8 @@ func (b *bench) offer(data []byte, at spill.Place) *offered {
 	return o
 }
 
-// until waits for background work of the tier.
+// until waits for background work of the tier. There is no event for it, so that it
+// polls.
 func (b *bench) until(what string, done func() bool) {
 	tick := time.NewTicker(time.Millisecond)
 	defer tick.Stop()
@@ -46,7 +47,8 @@ func (b *bench) until(what string, done func() bool) {
 	}
 }
 
-// releasedOnce requires that every blob is released exactly once.
+// releasedOnce requires that every offered blob is released exactly once. It waits for
+// the first release of all, and then looks for second ones.
 func (b *bench) releasedOnce(offers []*offered) {
 	for _, o := range offers {
 		b.until("an offered blob is released", func() bool { return o.released.Load() > 0 })
@@ -57,6 +59,8 @@ func (b *bench) releasedOnce(offers []*offered) {
 	}
 }
 
+// offersReleased offers blobs that are new, that exist, and that have no known place. All
+// are released, also if the tier is closed meanwhile.
 func offersReleased(b *bench) {
 	if b.caching == nil {
 		return
@@ -65,7 +69,7 @@ func offersReleased(b *bench) {
 	var contents [][]byte
 	for i := range 50 {
 		contents = append(contents, blobOf(fmt.Sprint("offer", i), 500*i+1))
-		offers = append(offers, b.offer(contents[i], b.At), b.offer(contents[i], b.At)) // the second is there
+		offers = append(offers, b.offer(contents[i], b.At), b.offer(contents[i], b.At))
 	}
 	there := blobOf("there already", 1000)
 	b.put(there)
@@ -91,7 +95,8 @@ func offersReleased(b *bench) {
 	b.releasedOnce(offers)
 }
 
-// offersFound: an offered blob that the tier has room for is found at once or a little later, and from then on.
+// offersFound checks that an offered blob that the tier has room for is found soon, and
+// from then on.
 func offersFound(b *bench) {
 	if b.caching == nil {
 		return
@@ -112,7 +117,8 @@ func offersFound(b *bench) {
 	}
 }
 
-// offersDoNotWait offers more than the tier holds at once, while what the tier waits for does not answer.
+// offersDoNotWait offers more blobs than the tier can queue, while it is blocked. Offers
+// must return at once: a stream makes them.
 func offersDoNotWait(b *bench) {
 	if b.caching == nil {
 		return
@@ -131,6 +137,7 @@ func offersDoNotWait(b *bench) {
 	b.releasedOnce(offers)
 }
 
+// missed checks that reports of misses, also for unknown places, disturb nothing.
 func missed(b *bench) {
 	if b.caching == nil {
 		return

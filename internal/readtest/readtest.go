@@ -1,8 +1,8 @@
-// Package readtest is the conformance suite of read.Tier and read.CachingTier: what every tier does, wherever its blobs
-// are.
+// Package readtest is the conformance suite of read.Tier and read.CachingTier: the
+// properties of each tier, wherever its blobs are.
 //
-// A tier's own tests call [Run]. [Cases] returns the same as functions, so that tests can check that the suite finds
-// a tier's faults.
+// A tier's own tests call [Run]. [Cases] returns the same as functions. By them, tests
+// check that the suite finds the faults of a wrong tier.
 package readtest
 
 import (
@@ -72,7 +72,7 @@ func Cases() []Case {
 	return cases
 }
 
-// patience is how long a case may take.
+// patience is how long a case may take. Only a tier that hangs reaches it.
 const patience = time.Minute
 
 // Run tests a tier. fresh makes an Opener, whose tiers live at most until the end of its test.
@@ -89,19 +89,21 @@ func Run(t *testing.T, fresh func(t testing.TB) Opener) {
 	}
 }
 
-// bench is the state of a case that tests a tier. Its methods end the case at the first fault. Only the goroutine of
-// the case may call them.
+// bench is the state of a case that tests a tier. Its methods end the case at the first
+// fault by a panic, which run recovers. Only the goroutine of the case may call them.
 type bench struct {
 	Subject
 	ctx     context.Context  //nolint:containedctx // of this call to Check
 	caching read.CachingTier // the tier, if it is one
 	closed  bool
-	stuck   bool // a call has not ended, and may use the tier for ever
+	stuck   bool // whether a call has not ended, and may use the tier for ever
 }
 
 // failure is the panic value that ends a case.
 type failure struct{ err error }
 
+// run opens a tier, runs a check, and closes the tier. A tier with a call that does not
+// end is not closed, because Close would wait for the call.
 func run(ctx context.Context, open Opener, check func(*bench)) (err error) {
 	s, err := open()
 	if err != nil {
@@ -141,7 +143,8 @@ func (b *bench) that(ok bool, format string, args ...any) {
 	}
 }
 
-// ends requires that something returns no error, and does not panic, before the case's context ends.
+// ends requires that do returns no error, and does not panic, before the case's context
+// ends. It runs do in a goroutine, because a tier that hangs could not be interrupted.
 func (b *bench) ends(doing string, do func() error) {
 	done := make(chan error, 1)
 	go func() {

@@ -19,6 +19,7 @@ type Command = func(ts *testscript.TestScript, neg bool, args []string)
 // leakChecked fails a run of tests that leaves goroutines.
 type leakChecked struct{ *testing.M }
 
+// Run checks for goroutines after all tests, so that a leak is reported once.
 func (m leakChecked) Run() int {
 	code := m.M.Run()
 	if err := goleak.Find(); code == 0 && err != nil {
@@ -31,8 +32,9 @@ func (m leakChecked) Run() int {
 // Main runs the tests of a package, whose scripts may execute the programs, each as a process of its own.
 func Main(m *testing.M, programs map[string]func()) { testscript.Main(leakChecked{m}, programs) }
 
-// Run runs all scripts. Each has a directory and a HOME of its own, and the commands given besides testscript's and
-// "await". update rewrites the golden parts of the scripts.
+// Run runs all scripts. Each has a directory and a HOME of its own. Scripts have the
+// given commands, those of testscript, and "await". update rewrites the golden parts of
+// the scripts.
 func Run(t *testing.T, update bool, commands map[string]Command) {
 	t.Helper()
 	commands["await"] = await
@@ -48,7 +50,8 @@ func Run(t *testing.T, update bool, commands map[string]Command) {
 	})
 }
 
-// await is "await FILE VARIABLE": it waits for the file and puts its text into the variable.
+// await implements "await FILE VARIABLE". It waits for the file, at most 30 s, and sets
+// the variable to its text.
 func await(ts *testscript.TestScript, _ bool, args []string) {
 	if len(args) != 2 {
 		ts.Fatalf("usage: await FILE VARIABLE")
@@ -63,6 +66,6 @@ func await(ts *testscript.TestScript, _ bool, args []string) {
 		if time.Now().After(deadline) {
 			ts.Fatalf("%s does not appear: %v", args[0], err)
 		}
-		time.Sleep(5 * time.Millisecond) // another process makes the file: there is nothing to wait on
+		time.Sleep(5 * time.Millisecond) // another process makes the file, so that there is nothing to wait on
 	}
 }

@@ -1,4 +1,5 @@
-// Package sharedtest is the suite that every members.Shared passes.
+// Package sharedtest is the suite that every members.Shared passes: the stores that
+// clusters use, and the one in memory.
 package sharedtest
 
 import (
@@ -15,9 +16,12 @@ import (
 	"bowstring/schema"
 )
 
-// Run runs the suite. It tolerates entries of others.
+// Run runs the suite. Names are random, so that it tolerates entries of others in a
+// shared store.
 func Run(t *testing.T, s members.Shared) {
 	ctx, cluster, plan := t.Context(), rand.Text(), rand.Text()
+	// A lease is replaced by the next one of the same node. Leases of another cluster are
+	// not returned, and the removal of a missing lease is no error.
 	t.Run("leases", func(t *testing.T) {
 		for _, id := range []string{"a", "b", "b", "c"} {
 			if err := s.PutLease(ctx, cluster, id, []byte("of "+id), time.Minute); err != nil {
@@ -39,6 +43,7 @@ func Run(t *testing.T, s members.Shared) {
 			t.Errorf("leases %q, %v", found, err)
 		}
 	})
+	// A layout is immutable: a second Put of the same record is no error.
 	t.Run("layouts", func(t *testing.T) {
 		name := rand.Text()
 		if _, err := s.Layout(ctx, name); !errors.Is(err, schema.ErrNotFound) {
@@ -53,6 +58,8 @@ func Run(t *testing.T, s members.Shared) {
 			t.Errorf("layout %q, %v", b, err)
 		}
 	})
+	// A claim is a compare and set. Several claimants at once all get the same winner,
+	// and the winner stays. Epochs use all 64 bits.
 	t.Run("claims", func(t *testing.T) {
 		for _, epoch := range []uint64{0, 1, 1 << 63, 1<<64 - 1} {
 			if got, err := s.ReserveLayout(ctx, cluster, plan, epoch, "", time.Hour); got != "" || err != nil {
@@ -62,7 +69,9 @@ func Run(t *testing.T, s members.Shared) {
 			var wg sync.WaitGroup
 			for i := range winners {
 				wg.Go(func() {
-					for range 20 { // an answer may be that the location is unknown
+					// A store may not know the outcome of a conditional write. The caller
+					// then asks again.
+					for range 20 {
 						var err error
 						if winners[i], err = s.ReserveLayout(ctx, cluster, plan, epoch, fmt.Sprint("layout ", i),
 							time.Hour); err == nil {

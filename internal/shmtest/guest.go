@@ -1,5 +1,6 @@
-// Package shmtest has a client of the sockets of flight/shm, for tests. It is written from docs/protocol.md and
-// shares no code with the server, so that a mistake of one is not a mistake of the other.
+// Package shmtest has a client of the sockets of flight/shm, for tests. It is written
+// from docs/protocol.md and shares no code with the server. A mistake in one of them is
+// therefore not repeated in the other.
 package shmtest
 
 import (
@@ -18,11 +19,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Guest is a client at the socket.
+// Guest is a client at the socket. One goroutine uses it.
 type Guest struct {
 	Conn *net.UnixConn
-	// Ring and Bytes are what the server granted, File is what the client may map. If the server refused, Ring is
-	// empty and Refused says why.
+	// Ring and Bytes are the name and size that the server granted, and File is the
+	// memory to map. If the server refused, Ring is empty and Refused has the reason.
 	Ring    string
 	Bytes   int64
 	File    *os.File
@@ -32,7 +33,7 @@ type Guest struct {
 // nonce may be constant, because a test has no secrets.
 var nonce = strings.Repeat("0f", 16)
 
-// Message is a message of either end before there is a ring.
+// Message is a message of either side before there is a ring. Each is one packet.
 type Message struct {
 	Version int    `json:"version,omitempty"`
 	Caller  string `json:"caller,omitempty"`
@@ -44,14 +45,16 @@ type Message struct {
 	Error   string `json:"error,omitempty"`
 }
 
-// Proof is the proof of an end, server or client.
+// Proof returns the proof that the server or the client knows the key: an HMAC of the
+// protocol, the side and both nonces. The side prevents that one side's proof is sent
+// back to it.
 func Proof(key []byte, end, ofClient, ofServer string) string {
 	h := hmac.New(sha256.New, key)
 	_, _ = fmt.Fprintf(h, "bowstring shm 2 %s %s %s", end, ofClient, ofServer)
 	return hex.EncodeToString(h.Sum(nil))
 }
 
-// Dial connects.
+// Dial connects. Calls on the connection fail after a minute, so that a test cannot hang.
 func Dial(path string) (*net.UnixConn, error) {
 	c, err := net.DialUnix("unixpacket", nil, &net.UnixAddr{Name: path, Net: "unixpacket"})
 	if err != nil {
@@ -69,7 +72,7 @@ func Say(c *net.UnixConn, m Message) error {
 	return err
 }
 
-// Hear receives one, with the descriptor that came with it, or nil.
+// Hear receives a message, and the descriptor that came with it, or nil.
 func Hear(c *net.UnixConn) (m Message, file *os.File, err error) {
 	said, rights := make([]byte, 4096), make([]byte, unix.CmsgSpace(4))
 	n, rn, _, _, err := c.ReadMsgUnix(said, rights)
@@ -90,7 +93,8 @@ func Hear(c *net.UnixConn) (m Message, file *os.File, err error) {
 	return m, file, json.Unmarshal(said[:n], &m)
 }
 
-// Visit connects as a caller with a key, and takes a ring. If the server does not know the key, that is an error.
+// Visit connects as a caller with a key, and takes a ring. It returns an error if the
+// server does not know the key. A server that refuses is no error: see Guest.Refused.
 func Visit(path, caller string, key []byte) (g *Guest, err error) {
 	c, err := Dial(path)
 	if err != nil {
@@ -111,6 +115,7 @@ func Visit(path, caller string, key []byte) (g *Guest, err error) {
 	if shown.Error != "" {
 		return &Guest{Conn: c, Refused: shown.Error}, nil
 	}
+	// The client checks the server first. Its own proof would help an impostor.
 	if shown.Proof != Proof(key, "server", nonce, shown.Nonce) {
 		return nil, errors.New("the server does not know the key")
 	}
@@ -133,7 +138,7 @@ func (g *Guest) Close() {
 	}
 }
 
-// Map visits a socket as the caller "", and maps the ring until the test ends.
+// Map takes a ring as the caller "", and maps it for reading until the test ends.
 func Map(t testing.TB, path string, key []byte) (ring string, memory []byte) {
 	t.Helper()
 	g, err := Visit(path, "", key)
