@@ -14,7 +14,7 @@ import (
 )
 
 // sound is a cell between two steps. Its data belongs to room, and has the order of
-// extent.native.
+// extent.native. It lives for one run and is used by its goroutine.
 type sound struct {
 	extent
 	data  []float32
@@ -22,16 +22,18 @@ type sound struct {
 	meter *program.Meter
 }
 
-// chunk is how many numbers a step computes between two calls of the meter.
+// chunk is how many numbers a step computes between two calls of the meter. It bounds how
+// late a run notices that it was cancelled.
 const chunk = 1 << 20
 
-// spend spends n times that number of steps.
+// spend spends n times that number of steps. It fails if the run is cancelled or has used
+// up its allowance.
 func (s *sound) spend(n int, each int64) error {
 	return s.meter.Spend(program.Count(int64(n)).Times(each).Int64())
 }
 
 // inParts calls f for consecutive parts of x, and spends that number of steps for each
-// number before.
+// number before. f may change the part in place.
 func (s *sound) inParts(x []float32, each int64, f func(part []float32)) error {
 	for len(x) > 0 {
 		n := min(len(x), chunk)
@@ -44,8 +46,9 @@ func (s *sound) inParts(x []float32, each int64, f func(part []float32)) error {
 	return nil
 }
 
-// room is memory that runs reuse. Steps that cannot work in place read one buffer and
-// write the other.
+// room is memory that runs reuse. Steps that cannot work in place read one buffer and write
+// the other. A room belongs to one run at a time. held is 0 at the start of a run: buffers
+// that an earlier run has allocated count again.
 type room struct {
 	buffers  [2][]float32
 	current  int      // index of the buffer with the data
@@ -63,7 +66,8 @@ var rooms = sync.Pool{New: func() any { return new(room) }}
 // freed.
 const keptRoom = 64 << 20
 
-// free returns the room to the pool, unless it is too large.
+// free returns the room to the pool, unless it is too large. The result of the run must
+// have been written by then.
 func (r *room) free() {
 	numbers := cap(r.buffers[0]) + cap(r.buffers[1]) + cap(r.frame) + cap(r.powers)
 	if r.held = [2]int64{}; 4*int64(numbers)+r.spectrum.Bytes() <= keptRoom {
@@ -71,7 +75,8 @@ func (r *room) free() {
 	}
 }
 
-// spare is n numbers of the buffer without data, not zeroed.
+// spare is n numbers of the buffer without data, not zeroed. It counts the memory before it
+// allocates. The slice is valid until take, or the next call.
 func (s *sound) spare(n int) ([]float32, error) {
 	i := 1 - s.room.current
 	if more := 4*int64(n) - s.room.held[i]; more > 0 {
@@ -87,20 +92,21 @@ func (s *sound) spare(n int) ([]float32, error) {
 	return (*b)[:n], nil
 }
 
-// take makes the contents of spare the data.
+// take makes the contents of spare the data. The caller sets frames, channels and features
+// to those of the new data.
 func (s *sound) take(data []float32) {
 	s.room.current = 1 - s.room.current
 	s.data = data
 }
 
 // row is row i of channels times features: the samples of a channel, or a feature over
-// time.
+// time. Its capacity ends with it, so that an append cannot reach the next row.
 func (s *sound) row(i int) []float32 { return s.data[i*s.frames : (i+1)*s.frames : (i+1)*s.frames] }
 
 // rows is the number of rows of the data.
 func (s *sound) rows() int { return s.channels * max(s.features, 1) }
 
-// begin parses a file's header, and returns the extent before step 1.
+// begin parses a file's header, and returns the extent before step 1. It reads no samples.
 func (p *pipeline) begin(cell []byte) (codec.Info, extent, error) {
 	info, err := codec.Read(cell)
 	if err != nil {
@@ -122,7 +128,7 @@ func (p *pipeline) at(i int, err error) error {
 	return fmt.Errorf("step %d (%s): %w: %w", i, p.names[i], program.ErrDamaged, err)
 }
 
-// Cost implements program.Program.
+// Cost implements program.Program. It reads the file's header only.
 func (p *pipeline) Cost(cell []byte, limits program.Limits) (program.Cost, error) {
 	info, e, err := p.begin(cell)
 	if err != nil {
@@ -149,7 +155,9 @@ func granted(cost program.Cost, info codec.Info) program.Cost {
 	return cost
 }
 
-// costFrom is the cost of the steps from one on, for a cell of that extent.
+// costFrom is the cost of the steps from one on, for a cell of that extent. It walks over
+// the steps with the extent that each one makes. Working memory counts twice the largest
+// cell, because a step may read one buffer and write the other.
 func (p *pipeline) costFrom(info codec.Info, e extent, from int, limits program.Limits) (program.Cost, error) {
 	var err error
 	cost := program.Cost{Working: program.Count(info.Working).Plus(program.Count(64 << 10)), Steps: program.Count(1 << 16)}
@@ -157,6 +165,7 @@ func (p *pipeline) costFrom(info codec.Info, e extent, from int, limits program.
 		cost.Steps = cost.Steps.Plus(info.Work(p.steps[0].(*decode).FrameOffset, e.frames))
 	}
 	cost.Steps = cost.Steps.Plus(e.size().Times(layingOut))
+	// most is the largest cell between two steps, in bytes.
 	most := program.Amount{}
 	for i := from; ; i++ {
 		n := e.size()
@@ -194,7 +203,8 @@ func (p *pipeline) costFrom(info codec.Info, e extent, from int, limits program.
 	return cost, nil
 }
 
-// cropped is the crop directly after Decode, or nil. Then only the crop is decoded.
+// cropped is the crop directly after Decode, or nil. Then only the crop is decoded. It
+// saves the most for long files: a crop of seconds from a recording of an hour.
 func (p *pipeline) cropped() *randomCrop {
 	if len(p.steps) < 2 {
 		return nil
@@ -215,7 +225,9 @@ func (p *pipeline) Run(ctx context.Context, cell []byte, by program.Draws,
 	return out, err
 }
 
-// run applies all steps, and calls done with the result.
+// run applies all steps, and calls done with the result. The allowance is the cost of this
+// cell. If a file's header is wrong about its samples, the run fails and does not work
+// longer.
 func (p *pipeline) run(ctx context.Context, cell []byte, by program.Draws,
 	done func(s *sound) error) (program.Outcome, error) {
 	info, e, err := p.begin(cell)
@@ -241,7 +253,7 @@ func (p *pipeline) run(ctx context.Context, cell []byte, by program.Draws,
 }
 
 // because is the reason of a failure: the end of the context, if it has ended, is not the
-// step's fault.
+// step's fault. A cancelled run must not mark its cell as damaged.
 func (s *sound) because(err error) error {
 	if err == nil {
 		return nil
@@ -252,7 +264,8 @@ func (s *sound) because(err error) error {
 	return err
 }
 
-// fill makes the numbers of a decoded prefix the data.
+// fill makes the numbers of a decoded prefix the data. Only the tail of a split list uses
+// it.
 func (s *sound) fill(cell []byte) error {
 	data, err := s.spare(int(s.size().Int64()))
 	if err != nil {
@@ -262,7 +275,8 @@ func (s *sound) fill(cell []byte) error {
 	return read(s, cell)
 }
 
-// rest applies the steps from one on.
+// rest applies the steps from one on. Each random step has its own source of numbers, named
+// by its index. A change of one step does not change the numbers of another.
 func (p *pipeline) rest(s *sound, i int, by program.Draws, out *program.Outcome) error {
 	for ; i < len(p.steps); i++ {
 		next, err := p.steps[i].next(s.extent)
@@ -286,8 +300,8 @@ func (p *pipeline) rest(s *sound, i int, by program.Draws, out *program.Outcome)
 	return nil
 }
 
-// open decodes the file, or only the part that a following crop takes, and returns the
-// next step.
+// open decodes the file, or only the part that a following crop takes, and returns the next
+// step. The crop is drawn before decoding, with the numbers of its own step.
 func (p *pipeline) open(ctx context.Context, s *sound, cell []byte, info codec.Info, by program.Draws,
 	out *program.Outcome) (int, error) {
 	offset, next := p.steps[0].(*decode).FrameOffset, 1
@@ -321,8 +335,8 @@ func (p *pipeline) open(ctx context.Context, s *sound, cell []byte, info codec.I
 	return next, nil
 }
 
-// Split implements program.Splitter. The data between the two parts is in single
-// precision.
+// Split implements program.Splitter. The data between the two parts is in single precision.
+// The head is deterministic: its result can be cached for all epochs.
 func (p *pipeline) Split() (head, tail program.Program, ok bool) {
 	n := p.Deterministic()
 	if n == len(p.steps) {
@@ -332,7 +346,8 @@ func (p *pipeline) Split() (head, tail program.Program, ok bool) {
 	return &splitHead{cut}, &splitTail{p, n}, true
 }
 
-// splitHead is the steps before the first random one.
+// splitHead is the steps before the first random one. Its result is data between two steps,
+// with a header that says what it is.
 type splitHead struct{ *pipeline }
 
 // Result implements program.Program.
@@ -371,7 +386,7 @@ type splitTail struct {
 }
 
 // parse checks the data between the parts against the extent that the compiled list
-// expects.
+// expects. The data may come from a cache on disk, so it is not trusted.
 func (t *splitTail) parse(cell []byte) (extent, []byte, error) {
 	b, elements, err := program.ParseBetween(cell)
 	if err != nil {

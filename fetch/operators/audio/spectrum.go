@@ -12,7 +12,7 @@ import (
 )
 
 // spectrogram is torchaudio.transforms.Spectrogram: the power of each frequency, for each
-// frame.
+// frame. check makes the tables; afterwards it is immutable.
 type spectrogram struct {
 	plain
 	NFFT       int     `json:"n_fft"`
@@ -32,7 +32,7 @@ type spectrogram struct {
 var specDefaults = spectrogram{NFFT: 400, WindowFn: "hann_window", Power: 2, Normalized: false, Center: true,
 	PadMode: "reflect"}
 
-// check completes the lengths and makes tables.
+// check completes the lengths and makes tables. A length of 0 means torchaudio's default.
 func (s *spectrogram) check() error {
 	if err := within("n_fft", s.NFFT, 2, dsp.MaxFFT); err != nil {
 		return err
@@ -72,8 +72,8 @@ func (s *spectrogram) check() error {
 	return nil
 }
 
-// count is the number of frames of n samples. It fails if the waveform is too short for
-// its padding.
+// count is the number of frames of n samples. It fails if the waveform is too short for its
+// padding. Padding by reflection needs more samples than it makes.
 func (s *spectrogram) count(n int) (int, error) {
 	n += 2 * s.Pad
 	if s.Center {
@@ -103,10 +103,11 @@ func (s *spectrogram) next(e extent) (extent, error) {
 	return e, err
 }
 
+// tables implements step.
 func (s *spectrogram) tables(e extent) program.Amount { return s.tablesFor(e, s.spectrum.Bins()) }
 
 // tablesFor is the memory of a padded waveform, the powers of some frames, and the
-// transform's scratch.
+// transform's scratch. features is the number of results for each frame.
 func (s *spectrogram) tablesFor(e extent, features int) program.Amount {
 	return program.Count(int64(s.edged(e.frames))).Plus(program.Product(together, s.spectrum.Bins()+features)).Times(4).
 		Plus(program.Count(s.spectrum.RoomBytes()))
@@ -124,8 +125,8 @@ func (s *spectrogram) work(e extent) program.Amount {
 // number.
 const edging = 2
 
-// workFor is the work for frames that take that number of steps each, and have that
-// number of features.
+// workFor is the work for frames that take that number of steps each, and have that number
+// of features. All frames cost the same.
 func (s *spectrogram) workFor(e extent, steps int64, features int) program.Amount {
 	frames, err := s.count(e.frames)
 	if err != nil {
@@ -153,7 +154,8 @@ func (s *spectrogram) run(o *sound, _ *draw.Source) ([]program.Value, error) {
 const together = 16
 
 // each passes the powers of some frames at a time to sum, which makes features numbers of
-// each frame. steps is the cost of a frame, including sum.
+// each frame. steps is the cost of a frame, including sum. A group of frames is computed
+// frame by frame, and then transposed: the cell has a row for each feature.
 func (s *spectrogram) each(o *sound, steps int64, features int,
 	sum func(powers []float32, bins int, out []float32, stride int)) error {
 	frames, err := s.count(o.frames)
@@ -196,7 +198,8 @@ func (s *spectrogram) each(o *sound, steps int64, features int,
 	return nil
 }
 
-// padded is x with its padding, in room's memory.
+// padded is x with its padding, in room's memory. The result is x itself if there is no
+// padding. It is valid until the next channel.
 func (s *spectrogram) padded(x []float32, r *room) []float32 {
 	side := 0
 	if s.Center {
@@ -287,8 +290,10 @@ func (m *melSpectrogram) run(o *sound, _ *draw.Source) ([]program.Value, error) 
 // steps is the cost of a frame.
 func (m *melSpectrogram) steps() int64 { return m.spectrum.Steps() + 2*m.mel.Weights() }
 
+// work implements step.
 func (m *melSpectrogram) work(e extent) program.Amount { return m.workFor(e, m.steps(), m.NMels) }
 
+// tables implements step.
 func (m *melSpectrogram) tables(e extent) program.Amount { return m.tablesFor(e, m.NMels) }
 
 // spectral accepts spectrograms.
@@ -310,7 +315,8 @@ type masks struct {
 	each     bool    // each channel has its own masks
 }
 
-// apply masks the cell, and appends its random choices to drawn.
+// apply masks the cell, and appends its random choices to drawn. The numbers of a mask are
+// drawn even if it has no width.
 func (m masks) apply(s *sound, from *draw.Source, value float32, drawn []program.Value) ([]program.Value, error) {
 	size := s.features
 	if m.time {
@@ -354,7 +360,7 @@ func masked(e extent, n int) program.Amount {
 // maskTables is the memory of the description of n masks.
 func maskTables(e extent, n int) program.Amount { return program.Product(e.channels, 128, n) }
 
-// mask sets a band of channel c.
+// mask sets a band of channel c. start may be equal to end: nothing is masked then.
 func (s *sound) mask(c int, time bool, start, end int, value float32) error {
 	if err := s.spend(s.features*s.frames, 1); err != nil {
 		return err
@@ -377,7 +383,7 @@ func (s *sound) mask(c int, time bool, start, end int, value float32) error {
 	return nil
 }
 
-// masking is for steps that mask spectrograms.
+// masking is for steps that mask spectrograms. Each of them draws.
 type masking struct{ ofSpectrogram }
 
 func (masking) draws() bool { return true }
@@ -464,7 +470,8 @@ func (a *specAugment) run(s *sound, from *draw.Source) ([]program.Value, error) 
 	return masks{name: "freq", n: a.FreqMasks, param: a.FreqParam, p: a.P, each: a.IID}.apply(s, from, value, drawn)
 }
 
-// mean is the mean of all numbers, summed in double precision.
+// mean is the mean of all numbers, summed in double precision. Single precision would lose
+// small numbers in a long cell.
 func (s *sound) mean() (float64, error) {
 	sum := 0.0
 	err := s.inParts(s.data, 2, func(x []float32) {
@@ -498,7 +505,8 @@ const ofLog = 16
 func (a *amplitudeToDB) work(e extent) program.Amount { return e.size().Times(ofLog + 4) }
 
 // run implements step: 10 log10(max(x, 1e-10)) for power, 20 log10 for magnitude. With
-// top_db, values are at least the cell's maximum minus top_db.
+// top_db, values are at least the cell's maximum minus top_db. Two passes: the maximum is
+// known only after the first.
 func (a *amplitudeToDB) run(s *sound, _ *draw.Source) ([]program.Value, error) {
 	scale := 10 / math.Ln10
 	if a.Stype == "magnitude" {
@@ -562,7 +570,8 @@ func (n *normalize) check() error {
 	return nil
 }
 
-// next implements step: mean and std have one number, or one for each row.
+// next implements step: mean and std have one number, or one for each row. The number of
+// rows is checked when the list is compiled, if it is known by then.
 func (n *normalize) next(e extent) (extent, error) {
 	rows, what := e.channels, "channels"
 	if e.kind == program.Spectrogram {
@@ -630,7 +639,7 @@ func (n *standardize) run(s *sound, _ *draw.Source) ([]program.Value, error) {
 }
 
 // scale standardizes x in three passes, which are more precise than a running sum of
-// squares.
+// squares. eps keeps a constant cell finite.
 func (n *standardize) scale(s *sound, x []float32) error {
 	if len(x) == 0 {
 		return nil

@@ -70,7 +70,7 @@ func (d *decode) work(extent) program.Amount { return program.Amount{} }
 func (d *decode) run(*sound, *draw.Source) ([]program.Value, error) { return nil, nil }
 
 // resample is torchaudio.transforms.Resample. A waveform that already has the rate is not
-// changed.
+// changed. Its table cache is guarded by its own mutex; the rest is immutable.
 type resample struct {
 	plain
 	OrigFreq     int     `json:"orig_freq,omitempty"` // 0: the file's; otherwise files with another rate are refused
@@ -99,7 +99,8 @@ func (r *resample) check() error {
 		between("beta", r.Beta, 0, 100), oneOf("resampling_method", r.Method, "sinc_interp_hann", "sinc_interp_kaiser"))
 }
 
-// options are those of the table for a source rate.
+// options are those of the table for a source rate. They are computed for each cell,
+// because files of a dataset can have different rates.
 func (r *resample) options(from int) dsp.ResampleOptions {
 	return dsp.ResampleOptions{From: from, To: r.NewFreq, Width: r.FilterWidth, Rolloff: r.Rolloff,
 		Kaiser: r.Method == "sinc_interp_kaiser", Beta: r.Beta}
@@ -153,7 +154,8 @@ func (r *resample) work(e extent) program.Amount {
 // filtering is how many steps an output sample takes besides its taps.
 const filtering = 8
 
-// table returns the table for a source rate, cached or made now.
+// table returns the table for a source rate, cached or made now. Two runs may make the same
+// table at once; one of them is discarded.
 func (r *resample) table(s *sound, from int) (*dsp.Resampler, error) {
 	r.tablesByRate.mu.Lock()
 	t := r.tablesByRate.kept[from]
@@ -223,7 +225,7 @@ func (m *mono) next(e extent) (extent, error) {
 func (m *mono) work(e extent) program.Amount { return e.size().Times(4) }
 
 // run implements step. Channels are added in their order, in single precision, then
-// divided.
+// divided. The first row is the result, so no second buffer is needed.
 func (m *mono) run(s *sound, _ *draw.Source) ([]program.Value, error) {
 	if s.channels == 1 {
 		return nil, nil
@@ -289,7 +291,7 @@ func (v *vol) run(s *sound, _ *draw.Source) ([]program.Value, error) {
 	}
 }
 
-// amplify multiplies all samples, and clamps them to -1 to 1.
+// amplify multiplies all samples, and clamps them to -1 to 1. NaN stays NaN.
 func (s *sound) amplify(ratio float32) error {
 	return s.inParts(s.data, amplifying, func(x []float32) {
 		for i, v := range x {
@@ -298,8 +300,9 @@ func (s *sound) amplify(ratio float32) error {
 	})
 }
 
-// randomGain is Vol in decibels with probability p. The gain is uniform between two
-// bounds, in whole thousandths, so that its JSON form is exact.
+// randomGain is Vol in decibels with probability p. The gain is uniform between two bounds,
+// in whole thousandths, so that its JSON form is exact. It draws whether it applies, and
+// then the gain.
 type randomGain struct {
 	ofWaveform
 	Low  float64 `json:"min_gain_db"`
@@ -362,7 +365,8 @@ const moving = 1
 // moved is the work of copying a cell once, in its larger size.
 func moved(e, next extent) program.Amount { return e.size().Or(next.size()).Times(moving) }
 
-// cut keeps n frames of each row, from start on.
+// cut keeps n frames of each row, from start on. It works in place: rows move towards the
+// beginning, never past unread data.
 func (s *sound) cut(start, n int) error {
 	for i := range s.rows() {
 		if err := s.spend(n, moving); err != nil {
@@ -374,7 +378,8 @@ func (s *sound) cut(start, n int) error {
 	return nil
 }
 
-// lengthen extends each row to n frames with value, of which before come first.
+// lengthen extends each row to n frames with value, of which before come first. It needs
+// the second buffer, because rows move towards the end.
 func (s *sound) lengthen(before, n int, value float32) error {
 	out, err := s.spare(s.rows() * n)
 	if err != nil {
@@ -399,7 +404,8 @@ func (s *sound) lengthen(before, n int, value float32) error {
 }
 
 // trim removes silence at both ends, as librosa.effects.trim: frames that are more than
-// top_db decibels below the loudest.
+// top_db decibels below the loudest. Only the samples decide the length of its result. Its
+// cost assumes that nothing is removed.
 type trim struct {
 	ofWaveform
 	TopDB  float64 `json:"top_db"`
@@ -424,7 +430,8 @@ func (t *trim) work(e extent) program.Amount {
 
 // run implements step. The energy of a frame is the mean square around its centre; beyond
 // the ends are zeros. The maximum over the channels decides, and the loudest frame is the
-// reference.
+// reference. Squares are summed in double precision: a long frame would lose quiet samples
+// otherwise.
 func (t *trim) run(s *sound, _ *draw.Source) ([]program.Value, error) {
 	if err := s.meter.Hold(t.tables(s.extent).Int64()); err != nil {
 		return nil, err
@@ -540,8 +547,9 @@ func (p *pad) run(s *sound, _ *draw.Source) ([]program.Value, error) {
 	return nil, nil
 }
 
-// randomCrop keeps length frames from a uniform start on. A shorter cell is extended at
-// its end, or not changed if pad_if_needed is false.
+// randomCrop keeps length frames from a uniform start on. A shorter cell is extended at its
+// end, or not changed if pad_if_needed is false. Directly after Decode, only the crop is
+// decoded: see pipeline.open.
 type randomCrop struct {
 	plain
 	Length      int     `json:"length"`
@@ -567,7 +575,7 @@ func (r *randomCrop) next(e extent) (extent, error) {
 	return e, nil
 }
 
-// start chooses the first frame.
+// start chooses the first frame. It takes one number from the source, whatever the length.
 func (r *randomCrop) start(frames int, from *draw.Source) int {
 	return from.IntN(max(frames-r.Length, 0) + 1)
 }
@@ -652,7 +660,8 @@ func (l *layout) work(extent) program.Amount { return program.Amount{} }
 // run implements step. The axes are ordered when the result is written.
 func (l *layout) run(*sound, *draw.Source) ([]program.Value, error) { return nil, nil }
 
-// strides are the distances of neighbours along each axis in the result, in elements.
+// strides are the distances of neighbours along each axis in the result, in elements. The
+// last axis is contiguous.
 func (e extent) strides() (channel, feature, frame int) {
 	step := 1
 	for i := len(e.axes) - 1; i >= 0; i-- {
@@ -672,8 +681,9 @@ func (e extent) strides() (channel, feature, frame int) {
 // layingOut is how many steps converting a number from or to the bytes of a cell takes.
 const layingOut = 4
 
-// rowsOf calls f for parts of each row of the data, with the place of their elements in
-// the result: the first one, and the distance of the following ones.
+// rowsOf calls f for parts of each row of the data, with the place of their elements in the
+// result: the first one, and the distance of the following ones. Both directions use it, so
+// a cached prefix is read in the order in which it was written.
 func (s *sound) rowsOf(f func(row []float32, at, step int)) error {
 	channel, feature, frame := s.strides()
 	for c := range s.channels {
@@ -690,8 +700,8 @@ func (s *sound) rowsOf(f func(row []float32, at, step int)) error {
 	return nil
 }
 
-// write writes the result, after a header of that number of bytes, into memory from
-// alloc.
+// write writes the result, after a header of that number of bytes, into memory from alloc.
+// Rounding to the result's type happens here, once for each number.
 func (s *sound) write(alloc func(n int) []byte, header int) error {
 	n := header + int(s.size().Int64())*widths[s.dtype]
 	to := alloc(n)
@@ -717,7 +727,7 @@ func (s *sound) write(alloc func(n int) []byte, header int) error {
 	})
 }
 
-// toInt16 is the nearest 16-bit sample, ties to even.
+// toInt16 is the nearest 16-bit sample, ties to even. Values beyond the range are clipped.
 func toInt16(v float32) int16 {
 	x := math.RoundToEven(float64(v) * 32768)
 	if !(x > -32768) { // also for NaN

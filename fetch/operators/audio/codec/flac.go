@@ -9,7 +9,8 @@ import (
 	"bowstring/fetch/operators/program"
 )
 
-// readFLAC parses the metadata of a native FLAC stream (RFC 9639, section 8).
+// readFLAC parses the metadata of a native FLAC stream (RFC 9639, section 8). STREAMINFO
+// must be the first block, and there is only one. Other blocks are skipped.
 func readFLAC(file []byte) (Info, error) {
 	info := Info{Format: FLAC}
 	b := file[4:]
@@ -28,6 +29,8 @@ func readFLAC(file []byte) (Info, error) {
 		if first {
 			s := b[4:]
 			info.block = int(binary.BigEndian.Uint16(s[2:]))
+			// Rate (20 bits), channels less 1 (3), bits less 1 (5), and samples (36):
+			// section 8.2.
 			packed := binary.BigEndian.Uint64(s[10:])
 			info.Rate = int(packed >> 44)
 			info.Channels = int(packed>>41&7) + 1
@@ -40,9 +43,12 @@ func readFLAC(file []byte) (Info, error) {
 	if info.Bits < 4 || info.block < 16 {
 		return info, damaged("FLAC: samples of %d bits in blocks of %d", info.Bits, info.block)
 	}
+	// 0 means that the encoder did not know the number, for example because it wrote to a
+	// pipe.
 	if info.Frames == 0 && len(b) > 0 {
 		info.Frames = lastFrame(info)
 	}
+	// Samples of one block are decoded as int64.
 	info.Working = int64(info.block) * int64(info.Channels) * 8
 	return info, nil
 }
@@ -58,7 +64,8 @@ type frameHeader struct {
 	bits     int    // 0: those of the stream
 }
 
-// begins is the number of the frame's first sample.
+// begins is the number of the frame's first sample. A stream with blocks of a fixed size
+// numbers frames, others number samples.
 func (h *frameHeader) begins(info *Info) int {
 	if h.variable {
 		return int(h.number)
@@ -145,7 +152,8 @@ func readFrameHeader(b []byte, h *frameHeader) bool {
 	return true
 }
 
-// fits reports whether a frame may belong to the stream.
+// fits reports whether a frame may belong to the stream. A search finds the pattern of a
+// header in other data as well: this and the header's CRC exclude almost all of it.
 func (h *frameHeader) fits(info *Info) bool {
 	channels := h.assigned + 1
 	if h.assigned >= 8 {
@@ -156,7 +164,7 @@ func (h *frameHeader) fits(info *Info) bool {
 }
 
 // lastFrame finds the number of samples of a stream without it in STREAMINFO, from the
-// header of the last frame.
+// header of the last frame. It searches backwards, because the last header is near the end.
 func lastFrame(info Info) int {
 	var h frameHeader
 	// A frame of verbatim samples is the longest that encoders write.
@@ -169,13 +177,14 @@ func lastFrame(info Info) int {
 	return 0
 }
 
-// flacRoom is the memory of decoding besides the result.
+// flacRoom is the memory of decoding besides the result. It has one block of all channels.
 type flacRoom struct{ samples []int64 }
 
 // flacRooms has rooms of finished calls.
 var flacRooms = sync.Pool{New: func() any { return new(flacRoom) }}
 
-// decodeFLAC decodes from the frame that contains the first requested sample.
+// decodeFLAC decodes from the frame that contains the first requested sample. A wrong guess
+// of the search costs one more pass and no wrong samples.
 func decodeFLAC(m *program.Meter, info Info, offset int, out [][]float32) error {
 	room := flacRooms.Get().(*flacRoom)
 	defer flacRooms.Put(room)
@@ -193,7 +202,7 @@ func decodeFLAC(m *program.Meter, info Info, offset int, out [][]float32) error 
 }
 
 // seekFLAC finds a frame that begins at or before sample offset, by bisection. It returns
-// its place and first sample, or zeros.
+// its place and first sample, or zeros. Headers have the position, so no index is needed.
 func seekFLAC(info *Info, offset int) (at, sample int) {
 	var h frameHeader
 	low, high := 0, len(info.data)
@@ -217,8 +226,9 @@ func seekFLAC(info *Info, offset int) (at, sample int) {
 	return at, sample
 }
 
-// flacFrom decodes frames from byte at on, whose first sample has the number sample,
-// until out is full. It checks every frame's CRC.
+// flacFrom decodes frames from byte at on, whose first sample has the number sample, until
+// out is full. It checks every frame's CRC. It checks that frames follow each other without
+// a gap.
 func flacFrom(m *program.Meter, info *Info, room *flacRoom, at, sample, offset int, out [][]float32) error {
 	var channels [8][]int64
 	scale := float32(math.Ldexp(1, 1-info.Bits))
@@ -255,7 +265,8 @@ func flacFrom(m *program.Meter, info *Info, room *flacRoom, at, sample, offset i
 	return nil
 }
 
-// toFloats converts samples; dst is at least as long as src.
+// toFloats converts samples; dst is at least as long as src. scale is a power of two, so
+// the product is exact for up to 24 bits.
 func toFloats(dst []float32, src []int64, scale float32) {
 	dst = dst[:len(src)]
 	for i, v := range src {
@@ -263,7 +274,8 @@ func toFloats(dst []float32, src []int64, scale float32) {
 	}
 }
 
-// samples decodes the frame b with the header h, and returns its size in bytes.
+// samples decodes the frame b with the header h, and returns its size in bytes. A frame is
+// decoded whole even if out needs a part of it.
 func (h *frameHeader) samples(b []byte, info *Info, channels [][]int64, sample int) (int, error) {
 	r := bitReader{data: b, pos: h.size}
 	for c := range channels {
@@ -292,7 +304,8 @@ func (h *frameHeader) samples(b []byte, info *Info, channels [][]int64, sample i
 	return end + 2, nil
 }
 
-// unmix restores left and right from decorrelated stereo (RFC 9639, section 4.2).
+// unmix restores left and right from decorrelated stereo (RFC 9639, section 4.2). a and b
+// are the two coded channels, and the two results.
 func unmix(assigned int, a, b []int64) {
 	b = b[:len(a)]
 	switch assigned {
@@ -307,14 +320,17 @@ func unmix(assigned int, a, b []int64) {
 	default: // middle, and left less right
 		for i := range a {
 			side := b[i]
+			// The sum of left and right has the parity of their difference, so its last bit
+			// need not be stored.
 			mid := a[i]<<1 | side&1
 			a[i], b[i] = (mid+side)>>1, (mid-side)>>1
 		}
 	}
 }
 
-// subframe decodes one channel of a block (RFC 9639, section 9.2). It returns a
-// description of what is wrong, or "".
+// subframe decodes one channel of a block (RFC 9639, section 9.2). It returns a description
+// of what is wrong, or "". Wasted bits are zeros at the low end of all samples: they are
+// removed before coding.
 func subframe(r *bitReader, out []int64, width uint) string {
 	head := r.unsigned(8)
 	if head&0x80 != 0 {
@@ -355,7 +371,8 @@ func subframe(r *bitReader, out []int64, width uint) string {
 	return why
 }
 
-// warm reads the warm-up samples of a predictor.
+// warm reads the warm-up samples of a predictor. It returns false if the block is shorter
+// than order.
 func warm(r *bitReader, out []int64, width uint, order int) bool {
 	if order > len(out) {
 		return false
@@ -369,7 +386,8 @@ func warm(r *bitReader, out []int64, width uint, order int) bool {
 // tooShort is the error of a block that is shorter than the order of its predictor.
 const tooShort = "it is shorter than what it is predicted from"
 
-// fixed decodes a fixed predictor of order 0 to 4: the samples' differences.
+// fixed decodes a fixed predictor of order 0 to 4: the samples' differences. The order-th
+// difference of the samples is the residual.
 func fixed(r *bitReader, out []int64, width uint, order int) string {
 	if !warm(r, out, width, order) {
 		return tooShort
@@ -399,7 +417,8 @@ func fixed(r *bitReader, out []int64, width uint, order int) string {
 	return ""
 }
 
-// linear decodes a linear prediction of order 1 to 32.
+// linear decodes a linear prediction of order 1 to 32. All arithmetic is in integers, so
+// every decoder gets the same bits.
 func linear(r *bitReader, out []int64, width uint, order int) string {
 	if !warm(r, out, width, order) {
 		return tooShort
@@ -420,7 +439,8 @@ func linear(r *bitReader, out []int64, width uint, order int) string {
 	return ""
 }
 
-// residual decodes the partitions of the Rice-coded residual after the first order
+// residual decodes the partitions of the Rice-coded residual after the first order samples.
+// Each partition has its own Rice parameter. The first one is shorter by the warm-up
 // samples.
 func residual(r *bitReader, out []int64, order int) string {
 	method, parts := r.unsigned(2), uint(r.unsigned(4))
@@ -468,7 +488,8 @@ func restore(s []int64, c *[32]int64, order int, shift uint) {
 	}
 }
 
-// restoreFrom restores samples [from, to) with a predictor of any order.
+// restoreFrom restores samples [from, to) with a predictor of any order. Predictions use
+// samples that were restored just before, so it cannot run in parallel.
 func restoreFrom(s []int64, c *[32]int64, from, to, order int, shift uint) {
 	for i := from; i < to; i++ {
 		sum := int64(0)
@@ -479,7 +500,8 @@ func restoreFrom(s []int64, c *[32]int64, from, to, order int, shift uint) {
 	}
 }
 
-// restore8 is unrolled for order 8; lower orders have zero coefficients.
+// restore8 is unrolled for order 8; lower orders have zero coefficients. The newest sample
+// stays in a register: the next sum waits for it.
 func restore8(s []int64, c *[32]int64, shift uint) {
 	c0, c1, c2, c3, c4, c5, c6, c7 := c[0], c[1], c[2], c[3], c[4], c[5], c[6], c[7]
 	if len(s) <= 8 {
@@ -513,7 +535,8 @@ func restore12(s []int64, c *[32]int64, shift uint) {
 	}
 }
 
-// bitReader reads big-endian bits. Beyond the end it reads zeros, which over reports.
+// bitReader reads big-endian bits. Beyond the end it reads zeros, which over reports. A
+// reader without errors keeps the loops short.
 type bitReader struct {
 	data []byte
 	pos  int    // first byte that n does not count
@@ -540,7 +563,7 @@ func (b *bitReader) refill() {
 // over reports whether more bits were read than exist.
 func (b *bitReader) over() bool { return b.pos-int(b.n>>3) > len(b.data) }
 
-// at is the byte of the next bit.
+// at is the byte of the next bit. It is exact only after align.
 func (b *bitReader) at() int { return b.pos - int(b.n>>3) }
 
 // align skips the rest of a byte.
@@ -592,7 +615,8 @@ func (b *bitReader) unary() uint64 {
 }
 
 // rice reads Rice-coded numbers with k low bits; false if a number has more than 32 bits.
-// The reader's state is in local variables, which makes the loop about twice as fast.
+// The reader's state is in local variables, which makes the loop about twice as fast. The
+// quotient is unary and the remainder has k bits; the lowest bit is the sign.
 func (b *bitReader) rice(out []int64, k uint) bool {
 	data, pos, acc, n := b.data, b.pos, b.acc, b.n
 	k &= 31
@@ -662,7 +686,8 @@ func crc8(b []byte) uint8 {
 	return c
 }
 
-// crc16 processes eight bytes at a time ("slicing by 8").
+// crc16 processes eight bytes at a time ("slicing by 8"). A table for each of the eight
+// bytes replaces eight dependent steps by one.
 func crc16(b []byte) uint16 {
 	var c uint16
 	for len(b) >= 8 {

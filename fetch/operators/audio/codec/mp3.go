@@ -19,7 +19,8 @@ type mp3Frame struct {
 	side           int // bytes of side information, after which a Xing header is
 }
 
-// readMP3Frame parses a frame header; false if b does not begin with one.
+// readMP3Frame parses a frame header; false if b does not begin with one. Bit rates of 0
+// (free) and 15 (invalid) are refused: the first gives no size.
 func readMP3Frame(b []byte, f *mp3Frame) bool {
 	if len(b) < 4 || b[0] != 0xff || b[1]&0xe0 != 0xe0 {
 		return false
@@ -56,7 +57,8 @@ func isMP3(b []byte) bool {
 	return at >= 0 && (at+f.size == len(b) || readMP3Frame(b[min(at+f.size, len(b)):], &next))
 }
 
-// firstMP3 finds the first frame, within 64 KiB of other bytes.
+// firstMP3 finds the first frame, within 64 KiB of other bytes. The bytes before may be a
+// tag that is not recognised.
 func firstMP3(b []byte) (int, mp3Frame) {
 	var f, next mp3Frame
 	for at := 0; at < min(len(b), 1<<16); at++ {
@@ -77,7 +79,8 @@ const lowestGoMP3 = 16000
 const mp3Decoder = 529
 
 // readMP3 gets the length from the header that encoders put into the first frame (Xing,
-// with LAME's delays), or by walking over all frames.
+// with LAME's delays), or by walking over all frames. The number of the header is not
+// trusted beyond the frames that exist.
 func readMP3(body []byte) (Info, error) {
 	info := Info{Format: MP3}
 	at, f := firstMP3(body)
@@ -108,8 +111,8 @@ func readMP3(body []byte) (Info, error) {
 	return info, nil
 }
 
-// xing parses the number of frames, and the numbers of padding samples at the beginning
-// and the end.
+// xing parses the number of frames, and the numbers of padding samples at the beginning and
+// the end. The fields are optional: four flags say which of them exist.
 func xing(b []byte) (frames, skip, end int) {
 	if len(b) < 8 {
 		return 0, 0, 0

@@ -7,8 +7,9 @@ import (
 	"bowstring/fetch/operators/audio/vorbis"
 )
 
-// readOgg reads the first page, which describes the stream, and the last one, which has
-// its length (RFC 3533).
+// readOgg reads the first page, which describes the stream, and the last one, which has its
+// length (RFC 3533). The kind of stream decides how positions are counted: Opus counts at
+// 48 kHz, and its first samples are to be dropped.
 func readOgg(file []byte) (Info, error) {
 	info := Info{Format: Vorbis}
 	if len(file) < 28 {
@@ -60,7 +61,8 @@ func opusRate(source int) int {
 }
 
 // lastGranule is the last position of the stream with that serial number. It searches
-// backwards from the end.
+// backwards from the end. A page without the end of a packet has the position -1. Other
+// streams may be interleaved.
 func lastGranule(file, serial []byte) uint64 {
 	for b := file; ; {
 		at := bytes.LastIndex(b, []byte("OggS"))

@@ -17,7 +17,7 @@ const (
 	wavExtensible = 0xfffe
 )
 
-// wavOther are sample formats that are not read.
+// wavOther are sample formats that are not read. An error can then name the format.
 var wavOther = map[int]string{
 	0x02: "Microsoft ADPCM", 0x11: "IMA ADPCM", 0x16: "G.723 ADPCM", 0x31: "GSM 6.10", 0x38: "NMS ADPCM",
 	0x40: "G.721 ADPCM", 0x42: "G.723.1", 0x45: "G.726 ADPCM", 0x50: "MPEG audio", 0x55: "MP3", 0x92: "AC-3",
@@ -32,7 +32,8 @@ const (
 )
 
 // readWAV walks over the chunks of a file. A size beyond the end of the file comes from a
-// writer that could not seek back; the existing bytes count.
+// writer that could not seek back; the existing bytes count. It reads until the chunk with
+// the samples, and ignores all that follows.
 func readWAV(file []byte) (Info, error) {
 	info := Info{Format: WAV}
 	formatted := false
@@ -70,7 +71,8 @@ func readWAV(file []byte) (Info, error) {
 	}
 }
 
-// wavFormat parses the chunk that describes the samples.
+// wavFormat parses the chunk that describes the samples. The extensible form has the format
+// in a GUID. Its valid bits are ignored: samples fill their bytes from the top.
 func (i *Info) wavFormat(b []byte) error {
 	kind := int(binary.LittleEndian.Uint16(b))
 	i.Channels = int(binary.LittleEndian.Uint16(b[2:]))
@@ -111,7 +113,8 @@ func (i *Info) wavFormat(b []byte) error {
 	return unsupported("WAV with samples of %s; whole and floating-point numbers, µ-law and A-law can be read", name)
 }
 
-// decodeWAV converts samples in pieces, so that the meter is called often enough.
+// decodeWAV converts samples in pieces, so that the meter is called often enough. The part
+// starts at any sample without a search.
 func decodeWAV(m *program.Meter, info Info, offset int, out [][]float32) error {
 	const together = 1 << 16 // samples of each channel between two calls of the meter
 	stride := info.width * len(out)
@@ -129,7 +132,9 @@ func decodeWAV(m *program.Meter, info Info, offset int, out [][]float32) error {
 	return nil
 }
 
-// wavSamples converts the samples of all channels to floats in [-1, 1).
+// wavSamples converts the samples of all channels to floats in [-1, 1). The format is
+// chosen once for a channel and not for each sample. Integers are divided by a power of
+// two, which is exact for up to 24 bits.
 func wavSamples(info *Info, all []byte, out [][]float32) {
 	width := info.width
 	stride := width * len(out)
@@ -175,7 +180,8 @@ func wavSamples(info *Info, all []byte, out [][]float32) {
 // RF64 (EBU Tech 3306) and BW64 (ITU-R BS.2088) have a chunk ds64 with sizes of 64 bits;
 // Sony's Wave64 has GUIDs as names and sizes of 64 bits.
 
-// unsized is the size field of a chunk whose size is in ds64, or unknown.
+// unsized is the size field of a chunk whose size is in ds64, or unknown. Streams that are
+// written to a pipe have it, too.
 const unsized = math.MaxUint32
 
 const (
@@ -195,7 +201,8 @@ func isWAV(b []byte) bool {
 // isW64 reports whether a file begins like Wave64.
 func isW64(b []byte) bool { return has(b, 0, w64Riff) && has(b, w64Head, w64Wave) }
 
-// wavChunks walks over the chunks of a file.
+// wavChunks walks over the chunks of a file. rest begins at the next chunk. It is used by
+// one call.
 type wavChunks struct {
 	rest []byte
 	w64  bool
@@ -203,7 +210,7 @@ type wavChunks struct {
 	ds64 []byte // contents of the chunk ds64
 }
 
-// wavChunk is a chunk of a file.
+// wavChunk is a chunk of a file. Slices refer to the file.
 type wavChunk struct {
 	name string
 	size uint64 // as in the file
@@ -223,7 +230,8 @@ func wavChunksOf(file []byte) wavChunks {
 }
 
 // next returns the next chunk; false if there is none. A chunk of unknown size extends to
-// the end of the file.
+// the end of the file. Chunks are padded to 2 bytes, those of Wave64 to 8. The padding of
+// the last chunk may be missing.
 func (c *wavChunks) next() (chunk wavChunk, ok bool) {
 	head, pad := 8, uint64(2)
 	if c.w64 {
@@ -260,7 +268,8 @@ func (c *wavChunks) next() (chunk wavChunk, ok bool) {
 }
 
 // sizeOf is the size of a chunk according to ds64, which has the sizes of the file and of
-// the samples, the number of samples, and a table for other chunks.
+// the samples, the number of samples, and a table for other chunks. The chunk ds64 comes
+// first in the file, so it is known by then.
 func (c *wavChunks) sizeOf(name string, otherwise uint64) uint64 {
 	if name == "data" {
 		return binary.LittleEndian.Uint64(c.ds64[8:])
@@ -282,7 +291,8 @@ func (c *wavChunks) sizeOf(name string, otherwise uint64) uint64 {
 }
 
 // whole reports whether the rest of the file consists of complete chunks with names of
-// printable characters.
+// printable characters. It distinguishes an empty file from one whose size was never
+// written.
 func (c *wavChunks) whole() bool {
 	for len(c.rest) > 0 {
 		chunk, ok := c.next()
@@ -308,7 +318,8 @@ const (
 	ALaw
 )
 
-// laws are the values of all bytes, as libsndfile decodes them.
+// laws are the values of all bytes, as libsndfile decodes them. A table of 256 values is
+// exact and faster than the formula.
 var laws = func() (t [3][256]float32) {
 	for i := range 256 {
 		t[MuLaw][i] = float32(muLaw(byte(i))) * 0x1p-15
@@ -318,7 +329,8 @@ var laws = func() (t [3][256]float32) {
 }()
 
 // muLaw is the 16-bit value of a µ-law byte. All of its bits are inverted: a sign, three
-// bits of the segment and four of the step.
+// bits of the segment and four of the step. The offset 0x84 makes the steps of neighbouring
+// segments meet.
 func muLaw(b byte) int {
 	b = ^b
 	v := (int(b&15)<<3+0x84)<<(b>>4&7) - 0x84

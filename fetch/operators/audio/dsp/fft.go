@@ -15,7 +15,7 @@ import "math/bits"
 type point struct{ re, im float32 }
 
 // pass is one pass of a transform: radix p, over m groups of stride s. twiddle has p−1
-// factors for each group.
+// factors for each group. It is immutable.
 type pass struct {
 	radix, m, s int
 	twiddle     []point
@@ -23,8 +23,9 @@ type pass struct {
 }
 
 // fft is a forward complex transform of a fixed length: Stockham's algorithm, which needs
-// no reordering, with radices 4, 2, 3, 5 and, more slowly, other primes up to
-// largestRadix. A length with a larger prime factor uses a chirp. It is immutable.
+// no reordering, with radices 4, 2, 3, 5 and, more slowly, other primes up to largestRadix.
+// A length with a larger prime factor uses a chirp. It is immutable. Every length that a
+// user can name is supported, so no length is refused.
 type fft struct {
 	n      int
 	passes []pass
@@ -35,7 +36,7 @@ type fft struct {
 // chirp.
 const largestRadix = 31
 
-// turn is exp(−2πik/n).
+// turn is exp(−2πik/n). k is reduced first, so that the angle is exact.
 func turn(k, n int) point {
 	k %= n
 	x := 2 * float64(k) / float64(n)
@@ -43,7 +44,7 @@ func turn(k, n int) point {
 }
 
 // newFFT makes the tables for n points: passes by the factors of n, or Bluestein's
-// algorithm for a large prime factor.
+// algorithm for a large prime factor. The product of the radices is n.
 func newFFT(n int) *fft {
 	f := &fft{n: n}
 	if largestPrime(n) > largestRadix {
@@ -72,7 +73,7 @@ func newFFT(n int) *fft {
 }
 
 // radixOf is the next radix for a length: 5 and 4 before the primes, as they have the
-// fastest butterflies.
+// fastest butterflies. n is at least 2.
 func radixOf(n int) int {
 	if n%5 == 0 {
 		return 5
@@ -88,7 +89,8 @@ func radixOf(n int) int {
 	return n
 }
 
-// largestPrime is the largest prime factor of n, or 1.
+// largestPrime is the largest prime factor of n, or 1. It decides whether passes or a chirp
+// are faster.
 func largestPrime(n int) int {
 	largest := 1
 	for p := 2; p*p <= n; p++ {
@@ -107,8 +109,8 @@ func (f *fft) points() int {
 	return f.n
 }
 
-// steps is about how many multiplications and additions with their loads and stores one
-// run takes.
+// steps is about how many multiplications and additions with their loads and stores one run
+// takes. It is for the cost of a step and not for a choice between algorithms.
 func (f *fft) steps() int64 {
 	if f.chirp != nil {
 		return 2*f.chirp.inner.steps() + 12*int64(f.points())
@@ -123,8 +125,9 @@ func (f *fft) steps() int64 {
 	return n
 }
 
-// run transforms the first n points of x, with y as scratch, and returns the result,
-// which is in one of the two. Both have at least points points.
+// run transforms the first n points of x, with y as scratch, and returns the result, which
+// is in one of the two. Both have at least points points. x and y change; the caller must
+// not assume in which of them the result is.
 func (f *fft) run(x, y []point) []point {
 	if f.chirp != nil {
 		return f.chirp.run(x, y)
@@ -154,7 +157,8 @@ func times(re, im float32, w point) point {
 	return point{float32(re*w.re) - float32(im*w.im), float32(re*w.im) + float32(im*w.re)}
 }
 
-// two is a pass of radix 2.
+// two is a pass of radix 2. The twiddle factor is applied to the difference: decimation in
+// frequency.
 func (p *pass) two(x, y []point) {
 	s, h := p.s, p.s*p.m
 	for g := range p.m {
@@ -249,7 +253,8 @@ func (p *pass) five(x, y []point) {
 	}
 }
 
-// any is a pass by definition, for radices without a butterfly.
+// any is a pass by definition, for radices without a butterfly. It takes radix² products
+// for each group, which is acceptable up to largestRadix.
 func (p *pass) any(x, y []point) {
 	s, h, r := p.s, p.s*p.m, p.radix
 	for g := range p.m {
@@ -280,7 +285,8 @@ type chirp struct {
 	kernel []point // transform of the conjugate of turns, divided by m
 }
 
-// newChirp makes the tables of Bluestein's algorithm for n points.
+// newChirp makes the tables of Bluestein's algorithm for n points. The kernel is symmetric,
+// so its second half is the mirror image of the first.
 func newChirp(n int) *chirp {
 	m := 1 << bits.Len(uint(2*n-2))
 	c := &chirp{inner: newFFT(m), turns: make([]point, n)}

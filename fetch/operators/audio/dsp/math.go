@@ -4,10 +4,10 @@ import "math"
 
 // The functions below are for tables and parameters: exact to about 1e-15, and not fast.
 
-// SinPi is sin(πx).
+// SinPi is sin(πx). It shares the reduction of CosPi.
 func SinPi(x float64) float64 { return CosPi(x - 0.5) }
 
-// CosPi is cos(πx).
+// CosPi is cos(πx). The reduction is exact, because the period of cos(πx) is 2 and not 2π.
 func CosPi(x float64) float64 {
 	x = math.Mod(math.Abs(x), 2) // exact
 	if x > 1 {
@@ -23,7 +23,8 @@ func CosPi(x float64) float64 {
 	}
 }
 
-// cosTaylor is cos(y) for |y| ≤ π/4.
+// cosTaylor is cos(y) for |y| ≤ π/4. Eleven terms suffice for double precision in this
+// range.
 func cosTaylor(y float64) float64 {
 	z, sum := float64(y*y), 0.0
 	for k := 20; k > 0; k -= 2 {
@@ -72,7 +73,7 @@ func Exp(x float64) float64 {
 }
 
 // Log is the natural logarithm of a positive, finite x, by the series of the inverse
-// hyperbolic tangent.
+// hyperbolic tangent. The mantissa is brought near 1, where the series converges fast.
 func Log(x float64) float64 {
 	m, e := math.Frexp(x)
 	if m < math.Sqrt2/2 {
@@ -93,7 +94,8 @@ func Log10(x float64) float64 { return float64(Log(x) * (1 / math.Ln10)) }
 func Exp10(x float64) float64 { return Exp(float64(x * math.Ln10)) }
 
 // besselI0 is the modified Bessel function of order zero, by its power series. The Kaiser
-// window needs it.
+// window needs it. Terms are added until they no longer change the sum. x is a window's
+// parameter, so there are few.
 func besselI0(x float64) float64 {
 	q, term, sum := float64(x*x)/4, 1.0, 1.0
 	for k := 1.0; term > float64(sum*1e-18); k++ {
@@ -105,7 +107,8 @@ func besselI0(x float64) float64 {
 
 // Log32 replaces each x by the natural logarithm of x plus offset, times scale. It is
 // Cephes' logf (Moshier), with a relative error of 2e-7. Values below low count as low,
-// which must be positive and normal.
+// which must be positive and normal. It changes x in place. It is used for each number of a
+// spectrogram, so speed matters here.
 func Log32(x []float32, offset, low, scale float32) {
 	const root = 0x3f3504f3 // √½: v without its exponent is from there to √2
 	for i, v := range x {

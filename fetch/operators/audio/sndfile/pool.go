@@ -14,8 +14,9 @@ import (
 	"golang.org/x/sync/singleflight"
 )
 
-// pool is the processes that decode: one for each concurrent call, of which some are
-// kept. They end with this process, because its end closes their pipes.
+// pool is the processes that decode: one for each concurrent call, of which some are kept.
+// They end with this process, because its end closes their pipes. It is safe for concurrent
+// use. mu is not held while a process works.
 type pool struct {
 	library  string
 	binary   string              // binary to start; empty: this process's own
@@ -32,15 +33,16 @@ type pool struct {
 // found describes the library, or why there is none.
 type found struct{ version, missing string }
 
-// pauses are the delays between attempts to start a process: lack of memory or process
-// ids may pass.
+// pauses are the delays between attempts to start a process: lack of memory or process ids
+// may pass. They sum to 0.62 s.
 var pauses = []time.Duration{20 * time.Millisecond, 100 * time.Millisecond, 500 * time.Millisecond}
 
 // slowest is the rate in samples of all channels a second below which a decoder counts as
 // hanging.
 const slowest = 1_000_000
 
-// version gets the library's version from a process, once for all callers.
+// version gets the library's version from a process, once for all callers. A failure to
+// start a process is not stored: the next caller tries again.
 func (l *pool) version() (version, missing string, err error) {
 	f := l.found.Load()
 	if f == nil {
@@ -52,7 +54,8 @@ func (l *pool) version() (version, missing string, err error) {
 	return f.version, f.missing, nil
 }
 
-// find starts a process, and stores the version of its library, or why it is missing.
+// find starts a process, and stores the version of its library, or why it is missing. The
+// process is kept for the first file.
 func (l *pool) find() error {
 	p, missing, err := l.start()
 	if err != nil {
@@ -84,7 +87,7 @@ func (l *pool) start() (p *process, missing string, err error) {
 	}
 }
 
-// take returns an idle process, or nil.
+// take returns an idle process, or nil. It is the one that was used last.
 func (l *pool) take() *process {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -118,7 +121,8 @@ func (l *pool) close() {
 }
 
 // decode is Decode. A process may have been killed for another reason, even before it had
-// the file. So a new process gets the file once more.
+// the file. So a new process gets the file once more. A process that dies with the second,
+// fresh attempt died of the file: ErrDied.
 func (l *pool) decode(ctx context.Context, file []byte, q request, out [][]float32) (int, time.Duration, error) {
 	q.Bytes, q.Channels, q.Frames = int64(len(file)), int64(len(out)), int64(len(out[0]))
 	took := l.patience + time.Duration(q.Frames*q.Channels)*time.Second/slowest

@@ -14,8 +14,9 @@ import (
 	"time"
 )
 
-// process is the server's end of a process that decodes. It belongs to one call at a
-// time.
+// process is the server's end of a process that decodes. It belongs to one call at a time.
+// The library is C code for untrusted files. A fault in it ends this process and not the
+// server.
 type process struct {
 	cmd    *exec.Cmd
 	to     *os.File
@@ -26,14 +27,17 @@ type process struct {
 }
 
 const (
-	startTime  = 10 * time.Second // for its first message
-	pipeBytes  = 1 << 20          // capacity of the pipe with the samples
-	chunkSize  = 1 << 15          // samples of all channels read from the pipe at once
-	helloBytes = 4096             // maximum of its first message
+	startTime = 10 * time.Second // for its first message
+	// The pipe with the samples is larger than the default, so that the process need not
+	// wait for each read.
+	pipeBytes  = 1 << 20 // capacity of the pipe with the samples
+	chunkSize  = 1 << 15 // samples of all channels read from the pipe at once
+	helloBytes = 4096    // maximum of its first message
 )
 
 // start starts a binary to decode, and waits until it has reported its library. A missing
-// library is no error: then missing says why.
+// library is no error: then missing says why. The environment has only what the loader of
+// libraries needs. The directory is the root, so that no file system stays busy.
 func start(binary, library string) (p *process, missing string, err error) {
 	if strings.ContainsRune(library, filepath.Separator) {
 		if library, err = filepath.Abs(library); err != nil {
@@ -55,6 +59,8 @@ func start(binary, library string) (p *process, missing string, err error) {
 	p.cmd.Dir, p.cmd.Stdin, p.cmd.Stdout = "/", theirIn, theirOut
 	p.cmd.Env = []string{theirs + "=" + library, "LD_LIBRARY_PATH=" + os.Getenv("LD_LIBRARY_PATH"), "GOMAXPROCS=2"}
 	p.cmd.SysProcAttr = apart() // a terminal's interrupt must not reach it
+	// Their ends are closed here in any case. Otherwise the end of the process would not be
+	// seen.
 	err = errors.Join(p.cmd.Start(), theirIn.Close(), theirOut.Close())
 	if p.cmd.Process == nil {
 		return nil, "", errors.Join(fmt.Errorf("starting a process: %w", err), to.Close(), from.Close())
@@ -74,7 +80,8 @@ func start(binary, library string) (p *process, missing string, err error) {
 	return p, "", nil
 }
 
-// hello reads the first line: + and a version, or - and why there is no library.
+// hello reads the first line: + and a version, or - and why there is no library. startTime
+// bounds the wait for a process that hangs while it loads the library.
 func (p *process) hello() (string, error) {
 	if err := p.from.SetReadDeadline(time.Now().Add(startTime)); err != nil {
 		return "", err
@@ -89,7 +96,8 @@ func (p *process) hello() (string, error) {
 	return string(line[:len(line)-1]), nil
 }
 
-// end kills the process, waits for it, and adds its exit status to err.
+// end kills the process, waits for it, and adds its exit status to err. It is called once.
+// SIGKILL, because a library that hangs does not answer anything else.
 func (p *process) end(err error) error {
 	_ = p.cmd.Process.Kill()
 	_ = p.to.Close()
@@ -111,6 +119,7 @@ func (p *process) ask(ctx context.Context, file []byte, q request, out [][]float
 	if err := errors.Join(p.to.SetWriteDeadline(until), p.from.SetReadDeadline(until)); err != nil {
 		return answer{}, err
 	}
+	// The callback may still run when ask returns: the deferred function waits for it.
 	ended := make(chan struct{})
 	stop := context.AfterFunc(ctx, func() {
 		defer close(ended)
@@ -137,6 +146,7 @@ func (p *process) ask(ctx context.Context, file []byte, q request, out [][]float
 	if a.Frames > q.Frames {
 		return answer{}, fmt.Errorf("it gives %d frames of %d", a.Frames, q.Frames)
 	}
+	// Samples arrive interleaved and are sorted by channel in pieces.
 	for done := 0; done < int(a.Frames); {
 		n := min(int(a.Frames)-done, max(chunkSize/len(out), 1))
 		if cap(p.chunk) < n*len(out) {

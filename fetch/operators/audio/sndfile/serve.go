@@ -12,7 +12,8 @@ import (
 	"unsafe"
 )
 
-// request precedes a file in the pipe. Numbers are little-endian.
+// request precedes a file in the pipe. Numbers are little-endian. All fields are int64, so
+// the struct has no padding.
 type request struct {
 	Bytes, Offset, Frames, Channels, Rate int64
 }
@@ -31,7 +32,7 @@ const (
 	noSeek    int64 = -3
 )
 
-// library reads files.
+// library reads files. Its methods are called by one goroutine.
 type library interface {
 	version() string
 	// read fills out with q.Frames frames from q.Offset on, and returns their number, or
@@ -104,7 +105,8 @@ func Serve(in io.Reader, out io.Writer) error {
 	}
 }
 
-// reply decodes one file and writes the answer.
+// reply decodes one file and writes the answer. The CPU time goes back with the samples,
+// because another process has spent it.
 func reply(lib library, q request, file []byte, room []float32, out io.Writer) error {
 	before := cpuTime()
 	n := lib.read(file, q, room)

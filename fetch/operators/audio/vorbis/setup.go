@@ -7,7 +7,7 @@ import (
 )
 
 // setup is the content of a stream's headers: sections 4.2.2 and 4.2.4 of the
-// specification.
+// specification. It belongs to one file and is immutable after readSetup.
 type setup struct {
 	rate, channels int
 	half           [2]int // half the samples of a short and of a long block
@@ -18,13 +18,14 @@ type setup struct {
 	modes          []mode
 }
 
-// mode selects a block size and a mapping for a packet.
+// mode selects a block size and a mapping for a packet. The packet names it by its index.
 type mode struct {
 	long    int // 0 or 1
 	mapping *mapping
 }
 
-// mapping (section 4.2.4) assigns floors and residues to channels, and couples channels.
+// mapping (section 4.2.4) assigns floors and residues to channels, and couples channels. It
+// is immutable.
 type mapping struct {
 	coupled [][2]int // pairs of magnitude and angle channels
 	of      []int    // submap of each channel
@@ -37,7 +38,8 @@ type submap struct {
 	residue *residue
 }
 
-// readFirst parses the identification header (section 4.2.2).
+// readFirst parses the identification header (section 4.2.2). It checks what later code
+// assumes: at least one channel, and blocks of 2^6 to 2^13 samples.
 func readFirst(b []byte) (*setup, error) {
 	if len(b) < 30 || string(b[:7]) != "\x01vorbis" {
 		return nil, damaged("the first header is none")
@@ -54,7 +56,8 @@ func readFirst(b []byte) (*setup, error) {
 }
 
 // steps bounds the steps for a sample of a channel: of residues, the transform and
-// overlapping, and of a floor that is a filter.
+// overlapping, and of a floor that is a filter. It is an upper bound and not an estimate:
+// the meter ends a run that exceeds it.
 func (s *setup) steps() int64 {
 	most := 0
 	for _, f := range s.floors {
@@ -65,7 +68,7 @@ func (s *setup) steps() int64 {
 	return 60 + 2*int64(most)
 }
 
-// work bounds the steps for a packet.
+// work bounds the steps for a packet. A packet without sound costs its bytes.
 func (s *setup) work(packet []byte) int64 {
 	m := s.mode(packet)
 	if m == nil {
@@ -75,7 +78,8 @@ func (s *setup) work(packet []byte) int64 {
 }
 
 // readSetup parses the third header (section 4.2.4). Codebooks are built only if build is
-// set, that is if something will be decoded.
+// set, that is if something will be decoded. Its length is in the stream only, so each part
+// is checked while it is read.
 func (s *setup) readSetup(b []byte, build bool) error {
 	if len(b) < 7 || string(b[:7]) != "\x05vorbis" {
 		return damaged("the third header is none")
@@ -97,7 +101,8 @@ func (s *setup) readSetup(b []byte, build bool) error {
 }
 
 // read parses the parts of the setup header in their order. It returns a description of
-// what is wrong, or "".
+// what is wrong, or "". Counts are stored less 1. A later part refers to earlier ones by
+// index, which is checked where it is read.
 func (s *setup) read(r *bitReader) (why string) {
 	entries, values := 0, 0
 	for range r.read(8) + 1 {
@@ -154,7 +159,8 @@ func (s *setup) read(r *bitReader) (why string) {
 	return ""
 }
 
-// readMapping parses a mapping of kind 0, the only one.
+// readMapping parses a mapping of kind 0, the only one. The number of bits of a channel
+// depends on the number of channels.
 func (s *setup) readMapping(r *bitReader) (*mapping, string) {
 	if r.read(16) != 0 {
 		return nil, "a mapping is of no known kind"
@@ -197,6 +203,7 @@ func (s *setup) readMapping(r *bitReader) (*mapping, string) {
 }
 
 // book is a codebook by number, nil if there is none. With vectors it must have a lookup.
+// The caller makes an error of nil.
 func (s *setup) book(n uint32, vectors bool) *codebook {
 	if int(n) >= len(s.books) || vectors && s.books[n].lookup == 0 {
 		return nil
@@ -204,14 +211,16 @@ func (s *setup) book(n uint32, vectors bool) *codebook {
 	return s.books[n]
 }
 
-// begin is where the samples of a file begin.
+// begin is where the samples of a file begin. packets stands behind the page of the first
+// known position.
 type begin struct {
 	packets packets
 	audio   int   // offset of the first page with sound
 	start   int64 // position of the first decodable sample: negative if some are to be dropped
 }
 
-// open parses the headers of a file.
+// open parses the headers of a file. The three headers are packets of their own. build is
+// false if only the length is wanted.
 func open(file []byte, build bool) (*setup, *begin, error) {
 	if len(file) < 27 {
 		return nil, nil, damaged("it ends in its first page")
@@ -242,8 +251,9 @@ func open(file []byte, build bool) (*setup, *begin, error) {
 	return s, b, b.findStart(s)
 }
 
-// findStart counts the samples up to the first known position, and so finds the position
-// of the first sample.
+// findStart counts the samples up to the first known position, and so finds the position of
+// the first sample. A packet completes half of its block and half of the one before:
+// section 4.3.8. The first packet completes nothing.
 func (b *begin) findStart(s *setup) error {
 	count, before := int64(0), 0
 	p := &b.packets
@@ -269,7 +279,8 @@ func (b *begin) findStart(s *setup) error {
 	}
 }
 
-// mode is the mode of an audio packet, nil for other packets.
+// mode is the mode of an audio packet, nil for other packets. Other packets have their
+// first bit set, or name a mode that does not exist.
 func (s *setup) mode(packet []byte) *mode {
 	if len(packet) == 0 || packet[0]&1 != 0 {
 		return nil
@@ -288,7 +299,8 @@ const (
 	maxValues  = 1 << 18
 )
 
-// codebook (section 3) is a prefix code with a vector for each of its words.
+// codebook (section 3) is a prefix code with a vector for each of its words. It is
+// immutable after build. Words are read bit by bit from the low end.
 type codebook struct {
 	dims    int
 	lengths []uint8 // length of each entry's word; 0 for unused entries
@@ -308,7 +320,8 @@ type codebook struct {
 // firstBits is how many bits one table lookup decodes.
 const firstBits = 9
 
-// readCodebook parses a codebook. entries and values are the sums over all codebooks.
+// readCodebook parses a codebook. entries and values are the sums over all codebooks. The
+// sums bound the memory of the file: each size is checked before its allocation.
 func readCodebook(r *bitReader, entries, values *int) (*codebook, string) {
 	if r.read(24) != 0x564342 {
 		return nil, "no codebook begins where one should"
@@ -359,7 +372,8 @@ func readCodebook(r *bitReader, entries, values *int) (*codebook, string) {
 }
 
 // readLengths reads the lengths of the words (section 3.2.1). It returns a reason if they
-// are invalid, or "".
+// are invalid, or "". Ordered lengths are runs; otherwise each entry has its own length or
+// a flag that it is unused.
 func (b *codebook) readLengths(r *bitReader, ordered bool) string {
 	if ordered {
 		length := int(r.read(5)) + 1
@@ -395,6 +409,7 @@ func unpack(v uint32) float32 {
 }
 
 // root is the largest integer whose dims-th power is at most n (section 9.2.3).
+// Floating-point powers would be wrong by one for some pairs.
 func root(n, dims int) int {
 	most := 1
 	for v := 2; ; v++ {
@@ -408,7 +423,8 @@ func root(n, dims int) int {
 	}
 }
 
-// build makes the tables for decoding.
+// build makes the tables for decoding. Kind 1 combines a few multiplicands in all ways;
+// kind 2 has its own for each value.
 func (b *codebook) build() string {
 	if why := b.words(); why != "" || b.lookup == 0 {
 		return why
@@ -438,7 +454,9 @@ func (b *codebook) build() string {
 }
 
 // words assigns to each entry, in order, the lowest free word of its length (section
-// 3.2.1). At most one free place of the tree exists at each depth.
+// 3.2.1). At most one free place of the tree exists at each depth. free has a bit for each
+// depth with a free place. A complete tree has none at the end, as the specification
+// requires.
 func (b *codebook) words() string {
 	if b.used == 1 {
 		// A code with a single word decodes any bit as that word.
@@ -479,9 +497,11 @@ func (b *codebook) words() string {
 }
 
 // leaf is the table entry of a word: its entry and length. Those of nodes have no length.
+// Lengths have 5 bits.
 func leaf(entry, length int) int32 { return int32(entry<<5 | length) }
 
-// insert adds a word to the tables. Words arrive with their first bit lowest.
+// insert adds a word to the tables. Words arrive with their first bit lowest. A short word
+// fills all entries of first that begin with it. A longer one continues in a tree of nodes.
 func (b *codebook) insert(e int, word uint32, length int) {
 	if length <= firstBits {
 		for i := int(word); i < len(b.first); i += 1 << length {
@@ -515,7 +535,8 @@ func (b *codebook) node() int32 {
 	return int32(len(b.nodes) - 1)
 }
 
-// decode is the entry of the next word, or -1 at the end of the packet.
+// decode is the entry of the next word, or -1 at the end of the packet. One lookup resolves
+// words of up to nine bits.
 func (b *codebook) decode(r *bitReader) int {
 	r.refill()
 	v := b.first[r.acc&(1<<firstBits-1)]
@@ -541,7 +562,8 @@ func (b *codebook) decode(r *bitReader) int {
 }
 
 // bitReader reads bits from the lowest of each byte on. Beyond the end it reads zeros,
-// which over reports.
+// which over reports. The end of a packet is no error in Vorbis: it means zeros, or the end
+// of a residue.
 type bitReader struct {
 	data []byte
 	pos  int    // next byte that is not in acc

@@ -107,6 +107,7 @@ func (s *setup) readFloor1(r *bitReader) (floor, string) {
 }
 
 // read implements floor. Posts on the line between their neighbours get the height -1.
+// Heights are written to into; the floor itself is immutable and shared by all packets.
 func (f *floor1) read(r *bitReader, into *curve) bool {
 	if !r.flag() {
 		return false
@@ -143,7 +144,8 @@ func (f *floor1) read(r *bitReader, into *curve) bool {
 }
 
 // unfold computes heights from the coded differences to the line between neighbours
-// (section 7.2.4).
+// (section 7.2.4). Posts are visited in the order of the header, so both neighbours are
+// known.
 func (f *floor1) unfold(y []int) {
 	var used [maxPosts]bool
 	used[0], used[1] = true, true
@@ -176,7 +178,8 @@ func (f *floor1) unfold(y []int) {
 	}
 }
 
-// between is the height of a line at x, rounded towards its beginning.
+// between is the height of a line at x, rounded towards its beginning. Integer division
+// makes it equal on all machines.
 func between(x0, y0, x1, y1, x int) int {
 	if y1 < y0 {
 		return y0 - (y0-y1)*(x-x0)/(x1-x0)
@@ -185,7 +188,8 @@ func between(x0, y0, x1, y1, x int) int {
 }
 
 // multiply implements floor: it renders the curve as line segments between the posts
-// (section 7.2.4).
+// (section 7.2.4). Posts are visited by place and not in the order of the header. The last
+// height is continued to the end.
 func (f *floor1) multiply(spectrum []float32, by *curve, _ int) {
 	x0, y0 := 0, by.heights[0]*f.multiplier
 	for _, i := range f.order[1:] {
@@ -207,7 +211,7 @@ func (f *floor1) multiply(spectrum []float32, by *curve, _ int) {
 }
 
 // line multiplies by the heights of a line from x0 to before x1, which are integers, with
-// Bresenham's algorithm.
+// Bresenham's algorithm. The error term avoids a division for each frequency.
 func line(spectrum []float32, x0, y0, x1, y1 int) {
 	width, rise, sign := x1-x0, y1-y0, 1
 	if rise < 0 {
@@ -226,7 +230,8 @@ func line(spectrum []float32, x0, y0, x1, y1 int) {
 	}
 }
 
-// decibels is the table of section 10.1: 256 steps from -140 dB to 0 dB.
+// decibels is the table of section 10.1: 256 steps from -140 dB to 0 dB. Adjacent steps
+// differ by 0.547 dB.
 var decibels = func() (t [256]float32) {
 	for i := range t {
 		t[i] = float32(dsp.Exp10(float64(i-255) * 7 / 256))
@@ -235,6 +240,7 @@ var decibels = func() (t [256]float32) {
 }()
 
 // floor0 (section 6) is a filter given by its line spectral pairs, over the Bark scale.
+// Encoders of today do not write it; old files have it.
 type floor0 struct {
 	order                int
 	amplitudeBits, decib int
@@ -243,11 +249,12 @@ type floor0 struct {
 	places               [2][]uint16 // place of each frequency, for short and long blocks
 }
 
-// maxPlaces bounds the places of the scale. Encoders use some hundreds.
+// maxPlaces bounds the places of the scale. Encoders use some hundreds. It bounds the
+// tables, whose size comes from the file.
 const maxPlaces = 4096
 
-// readFloor0 reads the configuration of a floor 0 (section 6.2.1). The string is a
-// reason, or "".
+// readFloor0 reads the configuration of a floor 0 (section 6.2.1). The string is a reason,
+// or "". The tables by frequency are made here: each packet needs them.
 func (s *setup) readFloor0(r *bitReader) (floor, string) {
 	f := &floor0{order: int(r.read(8))}
 	rate, size := float64(r.read(16)), int(r.read(16))
@@ -295,7 +302,7 @@ func atan(x float64) float64 {
 }
 
 // read implements floor: it reads the amplitude and the coefficients of a curve (section
-// 6.2.2).
+// 6.2.2). Each vector is an offset to the last value of the one before.
 func (f *floor0) read(r *bitReader, into *curve) bool {
 	amplitude := float64(r.read(f.amplitudeBits))
 	if amplitude == 0 {
@@ -335,7 +342,8 @@ func (f *floor0) multiply(spectrum []float32, by *curve, long int) {
 	}
 }
 
-// at is the curve at a frequency; w is twice the cosine of the frequency.
+// at is the curve at a frequency; w is twice the cosine of the frequency. The clamp keeps
+// the exponential finite for damaged coefficients.
 func (f *floor0) at(w float64, by *curve) float32 {
 	p, q := 0.5, 0.5
 	c := by.cosines
@@ -353,8 +361,9 @@ func (f *floor0) at(w float64, by *curve) float32 {
 	return float32(dsp.Exp10(float64(min(max(exponent, -1000), 1000) / 20)))
 }
 
-// residue (section 8) is the spectrum without the floor, in partitions that are coded in
-// up to eight passes.
+// residue (section 8) is the spectrum without the floor, in partitions that are coded in up
+// to eight passes. It is immutable. books has the codebook of each pass for each class, nil
+// for none.
 type residue struct {
 	kind       int
 	begin, end int
@@ -364,8 +373,8 @@ type residue struct {
 	books      [][8]*codebook
 }
 
-// readResidue reads the configuration of a residue (section 8.6.1). The string is a
-// reason, or "".
+// readResidue reads the configuration of a residue (section 8.6.1). The string is a reason,
+// or "". The number of classes must fit the words of the class codebook.
 func (s *setup) readResidue(r *bitReader) (*residue, string) {
 	res := &residue{kind: int(r.read(16)), begin: int(r.read(24)), end: int(r.read(24)), size: int(r.read(24)) + 1,
 		classes: int(r.read(6)) + 1}
@@ -405,14 +414,17 @@ func (s *setup) readResidue(r *bitReader) (*residue, string) {
 	return res, ""
 }
 
-// residueRoom is scratch memory for decoding residues.
+// residueRoom is scratch memory for decoding residues. It belongs to the decoder and is
+// reused for each packet.
 type residueRoom struct {
 	classes []uint8 // of the partitions of all channels
 	entries []int32 // of a partition
 }
 
-// decode adds the residue to vectors, each as long as half a block; for kind 2 there is
-// one vector for all channels. It stops at the end of the packet.
+// decode adds the residue to vectors, each as long as half a block; for kind 2 there is one
+// vector for all channels. It stops at the end of the packet. The end of the packet is
+// legal: what is missing is zero. In the first pass each partition gets its class; later
+// passes add finer values.
 func (res *residue) decode(r *bitReader, vectors [][]float32, room *residueRoom) {
 	if len(vectors) == 0 {
 		return
@@ -464,7 +476,8 @@ func (res *residue) decode(r *bitReader, vectors [][]float32, room *residueRoom)
 	}
 }
 
-// add adds consecutive vectors of a codebook to a partition.
+// add adds consecutive vectors of a codebook to a partition. It returns false at the end of
+// the packet. Values that were added before remain.
 func (b *codebook) add(r *bitReader, out []float32) bool {
 	dims := b.dims
 	for len(out) > 0 {
@@ -527,7 +540,8 @@ type point struct{ re, im float32 }
 // turn is exp(-2πix).
 func turn(x float64) point { return point{float32(dsp.CosPi(2 * x)), float32(-dsp.SinPi(2 * x))} }
 
-// newTransform makes the tables of the inverse MDCT of m coefficients, a power of 2.
+// newTransform makes the tables of the inverse MDCT of m coefficients, a power of 2. The
+// tables cost sines and cosines in double precision; they are made once for each size.
 func newTransform(m int) *transform {
 	n := m / 2
 	t := &transform{m: m, rotate: make([]point, n), twiddle: make([]point, n), reverse: make([]uint16, n),
@@ -553,7 +567,8 @@ func newTransform(m int) *transform {
 
 // run replaces the m numbers of x by their cosine transform: sums of x[k] times cos(π/m
 // (i+½)(k+½)). room has m/2 points. Products are rounded before they are added, on every
-// machine.
+// machine. The rotations before and after turn the real transform into a complex one of a
+// quarter of the block.
 func (t *transform) run(x []float32, room []point) {
 	n := t.m / 2
 	x, room = x[:2*n], room[:n]
@@ -569,7 +584,8 @@ func (t *transform) run(x []float32, room []point) {
 	}
 }
 
-// fourier transforms points in bit-reversed order: passes of radix 2, two at a time.
+// fourier transforms points in bit-reversed order: passes of radix 2, two at a time. Two
+// passes at a time halve the traffic to memory.
 func (t *transform) fourier(z []point) {
 	n, h := len(z), 1
 	for ; 4*h <= n; h *= 4 {

@@ -45,7 +45,8 @@ func transformOf(half int) *transform {
 	return transforms[i]()
 }
 
-// decoder decodes the packets of one stream, in order.
+// decoder decodes the packets of one stream, in order. One goroutine uses it. Its buffers
+// have the size of the long block.
 type decoder struct {
 	*setup
 	transform [2]*transform
@@ -59,7 +60,8 @@ type decoder struct {
 	vectors   [][]float32
 }
 
-// newDecoder allocates the memory of a stream.
+// newDecoder allocates the memory of a stream. The samples of all channels are one
+// allocation.
 func newDecoder(s *setup) *decoder {
 	d := &decoder{setup: s, curves: make([]curve, s.channels)}
 	for i, half := range s.half {
@@ -78,7 +80,8 @@ func newDecoder(s *setup) *decoder {
 }
 
 // block decodes a packet's spectra and transforms them (section 4.3). It returns half the
-// samples of the block, or 0 for a packet without sound.
+// samples of the block, or 0 for a packet without sound. The order is that of the packet:
+// floors of all channels, then residues by submap.
 func (d *decoder) block(packet []byte) int {
 	mode := d.mode(packet)
 	if mode == nil {
@@ -122,7 +125,8 @@ func (d *decoder) block(packet []byte) int {
 	return half
 }
 
-// residues decodes the residues of one submap's channels.
+// residues decodes the residues of one submap's channels. Channels without sound are left
+// out, except in kind 2, which codes all channels of a submap in one vector.
 func (d *decoder) residues(r *bitReader, m *mapping, number, half int, sounds *[256]bool) {
 	res := m.submaps[number].residue
 	d.vectors = d.vectors[:0]
@@ -178,7 +182,8 @@ func decouple(magnitude, angle []float32) {
 }
 
 // overlap adds two blocks into out, from the middle of one to the middle of the other
-// (section 4.3.8).
+// (section 4.3.8). The transform returns half of each block; the other half is its mirror
+// image, so indices run backwards.
 func (t *transform) overlap(out, before, now []float32) {
 	p, c, s := len(before), len(now), t.m
 	lead := (p - s) / 2
@@ -203,8 +208,8 @@ func (t *transform) overlap(out, before, now []float32) {
 func (d *decoder) swap() { d.spectra, d.before = d.before, d.spectra }
 
 // sound decodes a packet whose samples begin at a position, and stores its samples from
-// sample first on in each channel's out. It returns how many samples the packet
-// completes.
+// sample first on in each channel's out. It returns how many samples the packet completes.
+// Samples are written directly to out if all of the packet is wanted.
 func (d *decoder) sound(packet []byte, position, first int64, out [][]float32) (int, error) {
 	half := d.block(packet)
 	if half == 0 {
@@ -276,9 +281,9 @@ func Length(file []byte, last int64) (samples, steps int64, err error) {
 }
 
 // seek finds the last page with a position of at most first, and the page where the last
-// packet on it begins. Decoding begins there, and the samples after that packet have
-// known positions. It reads only page headers. Without such a page it returns the first
-// page with sound, and 0.
+// packet on it begins. Decoding begins there, and the samples after that packet have known
+// positions. It reads only page headers. Without such a page it returns the first page with
+// sound, and 0. A packet may span pages, so the page where it begins can be an earlier one.
 func (b *begin) seek(first int64) (from, sought int, err error) {
 	from = b.audio
 	at, opened := b.audio, b.audio
@@ -330,6 +335,7 @@ func Decode(m *program.Meter, file []byte, offset int, out [][]float32) (int, er
 		if err != nil || packet == nil {
 			return done, err
 		}
+		// The cost is spent before the packet is decoded.
 		if err := m.Spend(s.work(packet)); err != nil {
 			return done, err
 		}
@@ -354,6 +360,7 @@ func Decode(m *program.Meter, file []byte, offset int, out [][]float32) (int, er
 		}
 		done = min(max(int(position+int64(n)-first), done), len(out[0]))
 		position += int64(n)
+		// Positions in the file detect lost or damaged packets.
 		if p.done() && position != p.page.position && done < len(out[0]) {
 			if p.page.last {
 				return done, nil
@@ -370,7 +377,7 @@ func damaged(format string, args ...any) error {
 	return fmt.Errorf("%w: Ogg Vorbis: %s", program.ErrDamaged, fmt.Sprintf(format, args...))
 }
 
-// page is a page of Ogg (RFC 3533, section 6).
+// page is a page of Ogg (RFC 3533, section 6). Slices refer to the file.
 type page struct {
 	at, end   int // in the file
 	continued bool
@@ -383,7 +390,8 @@ type page struct {
 }
 
 // readPage reads the next page of a stream from byte at on, and skips those of other
-// streams. It does not check the checksum. It returns false at the end of the file.
+// streams. It does not check the checksum. It returns false at the end of the file. The
+// checksum is left to turn, because seek only reads headers.
 func readPage(file []byte, at int, serial []byte, p *page) (bool, error) {
 	for {
 		b := file[at:]
@@ -442,8 +450,8 @@ var crcTable = func() (t [256]uint32) {
 	return t
 }()
 
-// sealed reports whether a page's checksum is correct. The checksum field counts as
-// zeros.
+// sealed reports whether a page's checksum is correct. The checksum field counts as zeros.
+// The field is part of the page that it protects.
 func sealed(b []byte) bool {
 	crc := uint32(0)
 	for i, v := range b {
@@ -455,7 +463,7 @@ func sealed(b []byte) bool {
 	return crc == binary.LittleEndian.Uint32(b[22:])
 }
 
-// packets iterates over the packets of a stream, from a page on.
+// packets iterates over the packets of a stream, from a page on. One goroutine uses it.
 type packets struct {
 	file, serial []byte
 	page         page
@@ -472,7 +480,8 @@ func (p *packets) from(at int) {
 	p.page.end = at
 }
 
-// next returns a packet, nil at the end of the stream. It is valid until the next call.
+// next returns a packet, nil at the end of the stream. It is valid until the next call. A
+// packet within one page is not copied.
 func (p *packets) next() ([]byte, error) {
 	p.joined = p.joined[:0]
 	for {
