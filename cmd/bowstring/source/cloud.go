@@ -98,6 +98,7 @@ func openCloud(ctx context.Context, raw string, opts Options) (*Files, string, e
 	if err != nil {
 		return nil, "", err
 	}
+	// The inventory may be in another bucket, or a local file.
 	c := &cloud{from: b}
 	if opts.Inventory != "" {
 		if c.inventory, err = openInventory(ctx, opts.Inventory, opts); err != nil {
@@ -107,6 +108,8 @@ func openCloud(ctx context.Context, raw string, opts Options) (*Files, string, e
 	if err := c.enter(ctx, key); err != nil {
 		return nil, "", err
 	}
+	// A key that was found is a path. An unknown one keeps its slash, which marks a
+	// folder.
 	if c.listed || c.keys.n > 0 {
 		key = strings.TrimSuffix(key, "/")
 	}
@@ -123,6 +126,7 @@ func splitCloud(raw string) (where, key string, err error) {
 	if err != nil {
 		return "", "", err
 	}
+	// A file URL does not show which part of it is the bucket.
 	dir := u.Path
 	for dir != "/" {
 		if info, err := os.Stat(dir); err == nil && info.IsDir() {
@@ -142,6 +146,7 @@ func (c *cloud) enter(ctx context.Context, key string) error {
 		return fmt.Errorf("%w: %s: the key %s is no path: parts of it are empty, or dots alone", schema.ErrInvalid,
 			c.from.URL(), Quoted(key))
 	}
+	// Only keys with the plain text before the first wildcard are listed.
 	if i := strings.IndexAny(key, patternRunes); i >= 0 {
 		c.folder = key[:strings.LastIndexByte(key[:i], '/')+1]
 		err := c.list(ctx, key[:i])
@@ -269,6 +274,7 @@ func sleep(ctx context.Context, d time.Duration) error {
 // looked up.
 func (c *cloud) know(ctx context.Context, paths []string) error {
 	if !c.listed {
+		// A failed listing leaves an empty list, so the earlier one is restored.
 		had := c.keys
 		err := c.list(ctx, c.folder)
 		if errors.Is(err, schema.ErrNotSupported) && paths != nil {
@@ -318,6 +324,7 @@ func (c *cloud) ask(ctx context.Context, paths []string) error {
 		}
 		return both.add(o)
 	}
+	// keyList only appends, so both lists are merged into a new one.
 	for o := range c.keys.from("") {
 		for ; next < len(found) && keys[next] < o.Key; next++ {
 			if err := add(found[next]); err != nil {
@@ -383,6 +390,7 @@ func (c *cloud) glance(ctx context.Context, depth int) ([]string, error) {
 		// An inventory is read anyway, so it is read whole.
 		return c.firstKeys(depth), nil
 	}
+	// The same key may come from several lists.
 	seen := map[string]bool{}
 	names, folders, keys := []string{}, []string(nil), 0
 	take := func(opts object.ListOptions, most int) error {
@@ -631,6 +639,7 @@ func (c *cloud) known(p string) (object.Info, error) {
 // open implements system. Reads ask for the version that was listed, so that an object
 // that is replaced during an import is an error, and not a mixture.
 func (c *cloud) open(ctx context.Context, p string) (*File, error) {
+	// The file is read on its own, so its reading ends with it.
 	r := c.reading(ctx, nil, aloneBytes)
 	f, err := r.open(p)
 	if err != nil {

@@ -84,6 +84,7 @@ func (f *Files) estimateTars(ctx context.Context, shards []shard) Estimate {
 		if f.allNamed(shards) { // an index that names members takes the place of most headers
 			e.Walked.Requests = min(e.Walked.Requests, passes*e.Files*(indexChecks+3))
 		}
+		// Walking never reads more than the tars have.
 		e.Walked.Bytes = min(e.Through.Bytes, e.Walked.Requests*windowBytes)
 		if apart >= largeMember && e.Bytes > twiceBytes { // they are passed over for their columns in any case
 			e.Through = f.estimateWhole(paths(shards), 1).Through

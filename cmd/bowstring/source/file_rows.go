@@ -119,6 +119,7 @@ func (s *fileRows) sample(ctx context.Context, row int, first map[string]int, na
 		if f.paths.IsNull(row) {
 			continue
 		}
+		// Paths are relative to the file that names them, which may be in a subfolder.
 		rel := path.Join(path.Dir(at.file), path.Clean(filepath.ToSlash(text(f.paths, row))))
 		if s.found != nil {
 			rel = s.found.rel(rel)
@@ -164,6 +165,7 @@ func (s *fileRows) sample(ctx context.Context, row int, first map[string]int, na
 	case s.label >= 0 && s.meta.columns[s.label].IsNull(row):
 		out.Bad = fmt.Sprintf("label missing in %s", at)
 	}
+	// The first row of a key keeps it, and all later ones are duplicates of that row.
 	if !twice {
 		first[out.Key] = row
 	}
@@ -266,6 +268,7 @@ func openExport(ctx context.Context, root string, opts Options) (Source, error) 
 		return nil, fmt.Errorf("%w: there is no %s of an export", schema.ErrInvalid, export.MetadataFile)
 	}
 	slices.Sort(files)
+	// A metadata file may be a link out of the folder, as any file of a data set.
 	for i, f := range files {
 		if err := s.in.check(filepath.Join(s.path, f)); err != nil {
 			return nil, err

@@ -67,6 +67,8 @@ func openImageFolder(ctx context.Context, root string, opts Options) (Source, er
 // source is another one.
 func openFolder(ctx context.Context, root string, opts Options, s *imageFolder) (Source, error) {
 	s.place, s.walked = opts.files, opts.Walk
+	// The folder may be named by a link. Everything below it is then compared without
+	// links.
 	resolved, err := s.place.resolve(root)
 	if err != nil {
 		return nil, notFound(err)
@@ -86,6 +88,7 @@ func openFolder(ctx context.Context, root string, opts Options, s *imageFolder) 
 	if err != nil {
 		return nil, err
 	}
+	// Metadata with several columns of files makes another kind of source.
 	if rows != nil {
 		return rows, nil
 	}
@@ -102,6 +105,7 @@ func (s *imageFolder) survey(ctx context.Context) error {
 	tops := map[string]int64{}          // images by top folder, "" for those in root
 	seconds := map[[2]string]struct{}{} // top folders, and the folders in them, with images
 	ignored, example := 0, ""
+	// One pass collects everything, because walking a large tree is slow.
 	note := func(rel string, d fs.DirEntry) {
 		switch {
 		case s.isMetadata(d.Name()):
@@ -157,6 +161,8 @@ func (s *imageFolder) survey(ctx context.Context) error {
 // by top folder.
 func (s *imageFolder) arrange(tops map[string]int64, seconds map[[2]string]struct{}) {
 	names := slices.DeleteFunc(slices.Sorted(maps.Keys(tops)), func(n string) bool { return n == "" })
+	// One folder with another name makes all of them classes: train and cat are no
+	// splits.
 	split := len(names) > 0
 	for _, n := range names {
 		split = split && isSplitWord(n)
@@ -241,6 +247,8 @@ func (s *imageFolder) readMetadata(ctx context.Context) (*fileRows, error) {
 	if names < 0 {
 		return nil, fmt.Errorf("%w: %s has no column file_name", schema.ErrInvalid, Quoted(s.files[0]))
 	}
+	// The paths are not a column of the dataset: file_name is made from the files
+	// themselves.
 	column := t.remove(names)
 	s.join = newJoined(s.place, s.path, s.files)
 	for row := range t.rows {
@@ -345,6 +353,7 @@ func (s *imageFolder) visit(ctx context.Context, p, split string, d fs.DirEntry,
 			return fs.SkipDir
 		}
 		return nil
+	// Folders are entered by the walk. One that is named like an image is a bad sample.
 	case d.IsDir() && !s.isMedia(d.Name()):
 		return nil
 	case d.Type()&fs.ModeSymlink != 0 && !s.isMedia(d.Name()):
@@ -378,6 +387,7 @@ func (s *imageFolder) sample(ctx context.Context, rel, p, split string, seen []b
 		sample.Key = strings.ToValidUTF8(rel, "\ufffd")
 		sample.Bad = "its name is not valid UTF-8"
 	}
+	// The metadata is joined first: a label in it replaces that of the folder.
 	row := -1
 	if s.meta != nil {
 		var why string
@@ -428,6 +438,7 @@ func (s *imageFolder) unseen(seen []bool, tops []string, yield func(Sample, erro
 	if s.meta == nil {
 		return
 	}
+	// Rows of splits that are not read have no samples, and are not missing.
 	asked := func(rel string) bool {
 		top, _ := folders(rel)
 		return slices.Contains(tops, "") || slices.Contains(tops, top)
@@ -572,6 +583,7 @@ func (s *imageFolder) fileRows(t *table) (*fileRows, error) {
 		}
 		names = append(names, f.field.Name)
 	}
+	// From the end, so that the indexes of earlier columns stay valid.
 	for _, i := range slices.Backward(at) {
 		t.remove(i)
 	}
@@ -638,6 +650,7 @@ func (s *imageFolder) namesFiles(found *namer, t *table, paths arrow.Array) bool
 // if all lists have one length. A blob column has one blob a row.
 func (s *imageFolder) fileLists(t *table, name string, i int) ([]fileColumn, error) {
 	lists := t.columns[i].(array.ListLike)
+	// All rows are checked first, because each index becomes a column.
 	length := int64(-1)
 	for row := range lists.Len() {
 		if lists.IsNull(row) {
@@ -773,6 +786,7 @@ func (t *looseTable) readTranscripts(file string, r *bufio.Reader) error {
 	lines := bufio.NewScanner(r)
 	lines.Buffer(nil, 1<<20)
 	for n := 1; lines.Scan(); n++ {
+		// The words follow the name of the utterance after one space.
 		id, said, _ := strings.Cut(strings.TrimSpace(lines.Text()), " ")
 		if id == "" {
 			continue

@@ -81,6 +81,7 @@ func (f *Files) contents(ctx context.Context, tar string) (*tarContents, error) 
 		return nil, nil //nolint:nilnil,nilerr // which shows when the tar is opened
 	}
 	for _, kind := range []TarIndex{DALIIndex, EnergonIndex} {
+		// DALI's index is tried first, because only it names the members.
 		index := kind.Name(tar)
 		if at, err := f.stat(index); err != nil || !at.Mode().IsRegular() {
 			continue
@@ -207,6 +208,8 @@ func (c *tarContents) parseDALI(text string) error {
 			if err != nil {
 				return fmt.Errorf("sample %d: %w", samples-1, err)
 			}
+			// A content begins at a block, after at least one block of headers, and
+			// within the tar.
 			if at%tarBlock != 0 || at < end+tarBlock || size < 0 || size > c.size-at || at > c.size {
 				return fmt.Errorf("a member of sample %d is said to be at byte %d, with %d bytes, behind one that ends at %d, in "+
 					"a tar of %d", samples-1, at, size, end, c.size)
@@ -230,6 +233,7 @@ func (c *tarContents) parseDALI(text string) error {
 			end = wholeBlocks(at + size)
 		}
 	}
+	// The number of samples shows an index that was cut off.
 	if want, err := strconv.Atoi(count); err != nil || want != samples || samples == 0 {
 		return fmt.Errorf("it has %d samples, and its first line says %.20q", samples, count)
 	}
@@ -253,6 +257,7 @@ func (c *tarContents) checks() []int {
 	seed := fnv.New64a()
 	_, _ = seed.Write([]byte(c.index)) // it never fails
 	rng := rand.New(rand.NewPCG(seed.Sum64(), uint64(c.size)))
+	// With few members, all of them are compared.
 	if n <= 2*indexChecks {
 		for i := range n {
 			all[i] = true
@@ -450,6 +455,7 @@ func (f *feed) named(s *feedShard, tar string, c *tarContents, atOnce int) tarEn
 func (f *feed) started(s *feedShard, tar string, c *tarContents, first *tarReader, atOnce int) tarEnd {
 	starts, last := []int64{0}, int64(0)
 	for _, at := range c.starts {
+		// Parts are long enough that the read-ahead of one does not cover the next.
 		if at-last >= max(segmentWindows*windowBytes, c.size/int64(4*atOnce)) {
 			starts, last = append(starts, at), at
 		}
@@ -535,6 +541,7 @@ func (f *feed) inSegments(s *feedShard, n, atOnce int,
 	begun := make([]*segment, n)
 	next := 0
 	for i := range n {
+		// Later segments are read while the members of the first are consumed.
 		for ; next < min(i+atOnce, n); next++ {
 			seg := &segment{members: make(chan feedMember, feedMembers)}
 			begun[next] = seg

@@ -55,6 +55,7 @@ func cell(s string, quoted bool) written {
 // Identifiers such as hashes look like 77e1.
 func numberForm(s string) form {
 	rest := strings.TrimPrefix(s, "-")
+	// A leading zero means a code, not a number.
 	whole := digits(rest)
 	if whole > 1 && rest[0] == '0' {
 		return formText
@@ -63,6 +64,7 @@ func numberForm(s string) form {
 	if rest == "" && whole > 0 {
 		return formWhole
 	}
+	// Either side of the point may be empty, but not both.
 	after, point := strings.CutPrefix(rest, ".")
 	if point {
 		fraction := digits(after)
@@ -80,6 +82,7 @@ func numberForm(s string) form {
 	if rest[0] != 'e' && rest[0] != 'E' {
 		return formText
 	}
+	// The exponent, with or without a sign.
 	rest = rest[1:]
 	signed := rest != "" && (rest[0] == '+' || rest[0] == '-')
 	if signed {
@@ -130,6 +133,7 @@ type inferred struct {
 // observe widens the type so that it holds v. A column that is text stays text, so
 // nothing more is recorded.
 func (t *inferred) observe(v written) {
+	// After one text the range of the numbers does not matter.
 	t.seen |= 1 << v.form
 	if t.seen&(1<<formText) != 0 {
 		return
@@ -158,6 +162,7 @@ func (t *inferred) observeWhole(s string) {
 	u, err := strconv.ParseUint(unsigned, 10, 64)
 	const most = 1 << 63 // the magnitude of the least int64
 	switch {
+	// More digits than 64 bits hold, or below the least int64: such a column is text.
 	case err != nil || negative && u > most:
 		t.huge = true
 	case negative:
@@ -190,6 +195,7 @@ func (t *inferred) kind() kind {
 		return kindBool
 	case has(formList):
 		return kindList
+	// No integer type holds all values, and a float would round some.
 	case has(formWhole) && t.huge, has(formWhole) && t.large && t.negative:
 		return kindText
 	case has(formWhole) && t.large:
@@ -198,6 +204,7 @@ func (t *inferred) kind() kind {
 		return kindInt
 	case has(formWord): // nan is a word in some languages
 		return kindText
+	// Integers and decimals together are floats only if no integer is rounded.
 	case has(formWhole, formDecimal, formWord) && !t.inexact && !t.infinite:
 		return kindFloat
 	}
@@ -228,6 +235,7 @@ func (t *inferred) convert(v written) any {
 	switch {
 	case v.form == formNull:
 		return nil
+	// An empty quoted cell is a text of length 0, but no number.
 	case k == kindText:
 		return v.text
 	case v.form == formEmpty:

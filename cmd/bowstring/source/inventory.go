@@ -42,7 +42,10 @@ type inventory struct {
 // openInventory finds the file of an inventory, which may be in another bucket or on
 // disk.
 func openInventory(ctx context.Context, named string, opts Options) (*inventory, error) {
+	// The inventory itself is found by listing, or by its path alone.
 	opts.Inventory = ""
+	// A local file may be named by a URL as well. It is not a bucket: a list of keys is
+	// one file.
 	if strings.HasPrefix(named, "file:") {
 		u, err := url.Parse(named)
 		if err != nil {
@@ -64,8 +67,10 @@ func (v *inventory) list(ctx context.Context, of *cloud, prefix string) (keyList
 	err := r.read(ctx)
 	var keys keyList
 	if err == nil {
+		// The order of the keys is certain only after all files were read.
 		keys, err = r.sort.sorted()
 	}
+	// An object whose version is not known could change between two reads of one blob.
 	if err == nil && r.bare > 0 {
 		keys, err = r.ask(ctx, keys)
 	}
@@ -109,6 +114,8 @@ type s3Manifest struct {
 
 // read reads the file, or as a manifest the files that it names.
 func (r *inventoryReader) read(ctx context.Context) error {
+	// Only manifests end in .json. Lists of keys in JSON have one object a line, and end
+	// in .jsonl.
 	if extension(r.at) != "json" {
 		return r.rows(ctx, r.at, nil, "")
 	}
@@ -133,6 +140,8 @@ func (r *inventoryReader) read(ctx context.Context) error {
 // s3 reads an S3 inventory. Its files must have the size and the checksum that the
 // manifest states: a damaged list would silently drop samples.
 func (r *inventoryReader) s3(ctx context.Context, m *s3Manifest) error {
+	// An inventory of another bucket would name keys that do not exist here, or other
+	// objects.
 	where, _, _ := strings.Cut(r.of.from.URL(), "?")
 	if name, ok := strings.CutPrefix(where, "s3://"); !ok || name != m.SourceBucket {
 		return fmt.Errorf("%w: it lists bucket %s, and %s is attached", schema.ErrInvalid, Quoted(m.SourceBucket), where)
@@ -143,6 +152,7 @@ func (r *inventoryReader) s3(ctx context.Context, m *s3Manifest) error {
 		for name := range strings.SplitSeq(m.FileSchema, ",") {
 			columns = append(columns, columnName(name))
 		}
+	// The schema is a Parquet message type; only the names of the fields matter here.
 	case "Parquet":
 		for _, name := range []string{"key", "size", "e_tag"} {
 			if strings.Contains(m.FileSchema, name) {
@@ -161,12 +171,15 @@ func (r *inventoryReader) s3(ctx context.Context, m *s3Manifest) error {
 	if m.FileFormat == "Parquet" {
 		columns = nil // the files say them
 	}
+	// The inventory is made daily or weekly, so the user must know how old it is.
 	made := "an unknown time"
 	if ms, err := strconv.ParseInt(m.CreationTimestamp, 10, 64); err == nil {
 		made = time.UnixMilli(ms).UTC().Format("2006-01-02 15:04 MST")
 	}
 	r.notes = append(r.notes, fmt.Sprintf("objects are those of the inventory of %s: what came since is not among them", made))
 	for _, f := range m.Files {
+		// Keys of the files are relative to the bucket that holds the inventory, not to
+		// the manifest.
 		at := r.siblingKey(f.Key)
 		size, err := r.place.sizeOf(ctx, at)
 		if err != nil {
@@ -188,6 +201,7 @@ func (r *inventoryReader) s3(ctx context.Context, m *s3Manifest) error {
 func (r *inventoryReader) msc(ctx context.Context, m *s3Manifest) error {
 	r.relative = r.of.folder
 	for _, part := range m.Parts {
+		// A manifest comes with the data, so its paths must not lead out of its folder.
 		if !filepath.IsLocal(part.Path) {
 			return fmt.Errorf("%w: part %s leads elsewhere", schema.ErrInvalid, Quoted(part.Path))
 		}
@@ -212,6 +226,7 @@ func (v *inventory) siblingKey(key string) string {
 			return at
 		}
 		if d == filepath.Dir(d) {
+			// If the copy has another structure, the file may be next to the manifest.
 			return filepath.Join(dir, path.Base(key))
 		}
 	}
@@ -322,6 +337,7 @@ func (r *inventoryReader) rows(ctx context.Context, at string, columns []string,
 	if err != nil {
 		return unfound(err)
 	}
+	// The format is that of the name without the compression, which the first bytes show.
 	name := strings.TrimSuffix(strings.TrimSuffix(at, ".gz"), ".zst")
 	if extension(name) == "parquet" {
 		return r.parquet(ctx, f)
@@ -372,6 +388,7 @@ func (r *inventoryReader) csv(ctx context.Context, in io.Reader, columns []strin
 			return fmt.Errorf("%w: %w", schema.ErrInvalid, err)
 		}
 		line, _ := rows.FieldPos(0)
+		// The first line names the columns, in any order.
 		if columns == nil {
 			for _, name := range values {
 				columns = append(columns, columnName(name))
@@ -409,6 +426,7 @@ const maxKeyLine = 1 << 20
 // lines reads one key, or one JSON object, a line.
 func (r *inventoryReader) lines(ctx context.Context, in io.Reader, asJSON bool) error {
 	lines := bufio.NewScanner(in)
+	// The default bound of 64 KiB is too small for a line of JSON with other fields.
 	lines.Buffer(make([]byte, 64<<10), maxKeyLine)
 	for n := 1; lines.Scan() && ctx.Err() == nil; n++ {
 		line := bytes.TrimSuffix(lines.Bytes(), []byte("\r"))
@@ -460,6 +478,7 @@ func (r *inventoryReader) parquet(ctx context.Context, in *File) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, f.Close()) }()
+	// No column has INT96 timestamps that are read, so none is wanted here.
 	columns, err := f.Columns(func(string) bool { return false })
 	if err != nil {
 		return err
@@ -527,6 +546,7 @@ func (r *inventoryReader) ask(ctx context.Context, said keyList) (keys keyList, 
 	var aMissing, anOther string
 	add := func(part []object.Info) error {
 		var bare []string
+		// Objects with a version stay as they are, and cost no request.
 		for _, o := range part {
 			if o.Version == (schema.ObjectVersion{}) {
 				bare = append(bare, o.Key)
@@ -562,6 +582,7 @@ func (r *inventoryReader) ask(ctx context.Context, said keyList) (keys keyList, 
 		}
 		return nil
 	}
+	// A batch bounds the memory of the results, and keeps the order of the keys.
 	const atOnce = 4096
 	var part []object.Info
 	for o := range said.from("") {
@@ -607,6 +628,7 @@ func (s *keySorter) add(o object.Info) error {
 
 // end makes a run of the open objects. An object that is listed twice is kept once.
 func (s *keySorter) end() error {
+	// A stable sort keeps equal keys together in the order of the list.
 	slices.SortStableFunc(s.open, func(a, b object.Info) int { return strings.Compare(a.Key, b.Key) })
 	var run keyList
 	for i, o := range s.open {
@@ -641,6 +663,7 @@ func (s *keySorter) sorted() (all keyList, err error) {
 		return keyList{}, err
 	}
 	s.open = nil
+	// A list of up to sortedRun objects needs no merge.
 	if len(s.runs) == 1 {
 		return s.runs[0], nil
 	}

@@ -40,6 +40,8 @@ func parseObject(text string) ([]property, error) {
 	if err != nil {
 		return nil, fmt.Errorf("bad JSON: %w", err)
 	}
+	// Two different paths can make one name, as a_b and {"a": {"b"}}. That is the same
+	// error.
 	seen := map[string]bool{}
 	for _, m := range out {
 		if seen[m.name] {
@@ -133,6 +135,7 @@ func (p *jsonParser) columns(into []property, prefix string, depth int) ([]prope
 			return fmt.Errorf("a column would have a name of %d bytes, more than %d: %s", len(name), maxColumnName,
 				Quoted(name))
 		}
+		// Only objects become columns. A list of objects has no fixed number of elements.
 		if p.peek() == '{' {
 			if depth == maxDepth {
 				return errDeep
@@ -157,6 +160,8 @@ func (p *jsonParser) keys(value func(key string) error) error {
 		if p.peek() != '"' {
 			return p.wrong("a key")
 		}
+		// The grammar allows no comma before the closing brace, and no key without
+		// quotation marks.
 		key, err := p.str()
 		if err != nil {
 			return err
@@ -205,12 +210,15 @@ func (p *jsonParser) value(depth int) (written, error) {
 	start := p.at
 	switch c {
 	case '"':
+		// Bowstring itself writes such floats as strings.
 		s, err := p.str()
 		if s == "NaN" || s == "Infinity" || s == "-Infinity" {
 			return written{s, formWord}, err
 		}
 		return textOf(s), err
 	case '{', '[':
+		// The bound is checked before the recursion, so that hostile input cannot exhaust
+		// the stack.
 		if depth == maxDepth {
 			return written{}, errDeep
 		}
@@ -251,6 +259,8 @@ var jsonWords = []written{{"null", formNull}, {"true", formBool}, {"false", form
 // plus sign.
 func (p *jsonParser) number() (written, error) {
 	start := p.at
+	// The digits stay text: inferred decides later whether int64, uint64 or float64 holds
+	// them all.
 	p.skip('-')
 	n := digits(p.in[p.at:])
 	if n == 0 || n > 1 && p.in[p.at] == '0' {
@@ -298,6 +308,7 @@ func (p *jsonParser) str() (string, error) {
 			return validString(s)
 		case c == '\\':
 			return p.escaped(start)
+		// RFC 8259 allows control characters in strings only as escapes.
 		case c < ' ':
 			return "", p.wrong("an escape in its place")
 		}
@@ -336,6 +347,7 @@ func (p *jsonParser) escaped(start int) (string, error) {
 		if p.at >= len(p.in) {
 			break
 		}
+		// The two-character escapes of RFC 8259.
 		i := strings.IndexByte(`"\/bfnrt`, p.in[p.at])
 		if i >= 0 {
 			out = append(out, "\"\\/\b\f\n\r\t"[i])
@@ -361,6 +373,7 @@ func (p *jsonParser) unicode() (rune, error) {
 	if err != nil || !utf16.IsSurrogate(r) {
 		return r, err
 	}
+	// Characters beyond U+FFFF are written as a pair of UTF-16 surrogates.
 	if strings.HasPrefix(p.in[p.at:], `\u`) {
 		p.at++
 		low, err := p.unit()
@@ -398,6 +411,8 @@ func (t *looseTable) readJSON(ctx context.Context, file string, in *bufio.Reader
 	if err != nil && !errors.Is(err, io.EOF) {
 		return err
 	}
+	// A list begins with a bracket, and an object a line with a brace. The ending of the
+	// name is not reliable.
 	if bytes.HasPrefix(bytes.TrimSpace(head), []byte("[")) {
 		return t.readJSONList(ctx, file, in)
 	}
@@ -437,6 +452,7 @@ func (t *looseTable) addObject(at place, text string) error {
 			return err
 		}
 	}
+	// The check comes after the row, so that the row's own keys are counted.
 	if len(t.names) > maxColumns {
 		return fmt.Errorf("%w: line %d: there are more than %d different keys, which would each be a column; "+
 			"--leave-out leaves some out", schema.ErrLimit, at.line, maxColumns)
@@ -492,6 +508,7 @@ func (l *listReader) next() (text string, line int, err error) {
 		if c == '\n' {
 			l.line++
 		}
+		// A comma or bracket counts only outside strings and nested values.
 		space := c == ' ' || c == '\n' || c == '\r' || c == '\t'
 		switch {
 		case space && len(element) == 0:

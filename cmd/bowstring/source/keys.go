@@ -64,6 +64,7 @@ func (l *keyList) add(o object.Info) error {
 		l.last = ""
 	}
 	b := &l.blocks[len(l.blocks)-1]
+	// Keys of one folder share most of their bytes.
 	shared := 0
 	for shared < min(len(l.last), len(o.Key)) && l.last[shared] == o.Key[shared] {
 		shared++
@@ -227,6 +228,7 @@ func (t keyTree) ReadDir(name string) ([]fs.DirEntry, error) {
 			if !ok {
 				break
 			}
+			// An object a hides the folder a/, as no file system can have both.
 			folder, _, isDir := strings.Cut(rest, "/")
 			if _, object := t.keys.find(under + folder); !isDir || !object { // a file hides a folder of its name
 				found = append(found, keyEntry{tree: t, key: under + folder, dir: isDir})

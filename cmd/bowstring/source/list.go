@@ -44,6 +44,7 @@ func openList(ctx context.Context, path string, opts Options) (Source, error) {
 	if !slices.Contains(tableExtensions, extension(abs)) {
 		return nil, fmt.Errorf("%w: want a file named .%s", schema.ErrInvalid, strings.Join(tableExtensions, ", ."))
 	}
+	// Relative paths are relative to the table, wherever the program runs.
 	s := &list{about: about{place: opts.files, format: "list", path: abs}, dir: filepath.Dir(abs)}
 	s.walked = opts.Walk
 	names := pathColumns
@@ -60,6 +61,7 @@ func openList(ctx context.Context, path string, opts Options) (Source, error) {
 		return nil, err
 	}
 	s.found = &namer{files: s.place, dir: s.dir, in: in}
+	// Without a named column the usual names are tried.
 	i := t.find(names...)
 	// The path column is removed from the table first: all other columns are metadata.
 	switch {
@@ -97,6 +99,7 @@ func openList(ctx context.Context, path string, opts Options) (Source, error) {
 	s.arrange(opts.Split)
 	t.choose(opts.choice)
 	s.notes = append(append(s.notes, t.notes...), t.rename(append(fieldNames(s.blobs), schema.PathColumn)...)...)
+	// The label is looked for last: by then it has its name in the dataset.
 	if s.label = t.find("label"); s.label >= 0 {
 		if err := t.classes(s.label); err != nil {
 			return nil, err
@@ -128,6 +131,7 @@ func (s *list) arrange(asked string) {
 		}
 		bySplit[split] = append(bySplit[split], row)
 	}
+	// Rows without a split come last. If others have one, they are bad samples.
 	for _, split := range append(slices.Clone(s.splits), "") {
 		if len(s.splits) == 0 || asked == "" || split == asked {
 			s.order = append(s.order, bySplit[split]...)
@@ -208,6 +212,8 @@ func (s *list) Samples(ctx context.Context) iter.Seq2[Sample, error] {
 // the cases decides which reason a bad sample has.
 func (s *list) sample(ctx context.Context, row int, first map[string]int) Sample {
 	at := s.meta.lines[row]
+	// Without files the key is the row's number, so that its id is stable as long as rows
+	// are only appended.
 	name, file, key, why := "", "", fmt.Sprintf("%s#%d", filepath.Base(s.path), row), ""
 	if s.files != nil {
 		name = s.files[row]
@@ -346,6 +352,7 @@ func openCommonVoice(ctx context.Context, root string, opts Options) (Source, er
 		s.files = append(s.files, clip(text(column, row)))
 		s.split = append(s.split, strings.TrimSuffix(table.lines[row].file, ".tsv"))
 	}
+	// Bad rows of tables that are not imported are not reported.
 	table.bad = slices.DeleteFunc(table.bad, func(r badRow) bool {
 		return opts.Split != "" && r.at.file != opts.Split+".tsv"
 	})
@@ -386,6 +393,8 @@ func (s *list) voiceTables(asked string) (read, others []string, err error) {
 // clip returns the path of a recording; "" if the name leads out of the folder. Old
 // releases omit the extension.
 func clip(name string) string {
+	// A row without a path is a bad sample, which is what happens to a row that leads
+	// elsewhere.
 	if !filepath.IsLocal(name) {
 		return ""
 	}

@@ -151,6 +151,7 @@ func readLitIndex(data []byte) ([]mdsShard, error) {
 	default:
 		return nil, fmt.Errorf("its compression_level is %s; want chunk, batch or sample", Quoted(c.Level))
 	}
+	// All chunks have the columns of the config.
 	names, err := litNames(c.Spec)
 	if err != nil {
 		return nil, fmt.Errorf("data_spec: %w", err)
@@ -405,6 +406,7 @@ func (l *litFrames) Read(p []byte) (int, error) {
 		if len(l.frames) == 0 {
 			return 0, io.EOF
 		}
+		// The next batch is decoded only when its bytes are needed.
 		u := l.frames[0].unit
 		if err := l.z.Reset(bufio.NewReader(io.NewSectionReader(l.file, u.Offset, u.Length))); err != nil {
 			return 0, err

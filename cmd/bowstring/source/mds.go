@@ -176,6 +176,7 @@ func mdsKey(p mdsPart, number int64) string { return path.Join(p.split, strconv.
 // come from the author of the data and are checked against the bounds.
 func (s *mds) findParts(ctx context.Context, asked string, in *bounds) error {
 	dirs := map[string]string{}
+	// An index in the directory itself wins over those in its folders.
 	if _, err := s.place.stat(filepath.Join(s.path, "index.json")); err == nil {
 		dirs[""] = s.path
 	} else {
@@ -213,6 +214,7 @@ func (s *mds) findParts(ctx context.Context, asked string, in *bounds) error {
 		if err != nil {
 			return fmt.Errorf("%w: %s: %w", schema.ErrInvalid, Quoted(filepath.Join(dir, "index.json")), err)
 		}
+		// A shard that is listed twice would make each of its samples a duplicate.
 		seen := map[string]bool{}
 		for _, sh := range shards {
 			if seen[sh.Raw.Basename] {
@@ -260,6 +262,8 @@ func (s *mds) addColumns(p mdsPart, sh mdsShard) error {
 		if sh.Sizes[i] != nil {
 			c.size = *sh.Sizes[i]
 		}
+		// Encodings are checked later by makeFields, after unwanted columns were left
+		// out.
 		columns = append(columns, c)
 	}
 	if s.columns == nil {
@@ -314,6 +318,7 @@ func (s *mds) makeFields(samples [][]byte) error {
 		if name != c.name {
 			s.notes = append(s.notes, fmt.Sprintf("column %q is kept as %q", c.name, name))
 		}
+		// A survey overrides the encoding, and Options.Tokens makes lists of plain bytes.
 		typ, decode, err := s.kind.decoder(c.encoding)
 		if c.survey != nil {
 			typ, decode, c.images, err = c.survey.decide()
@@ -354,6 +359,7 @@ func (s *mds) Samples(ctx context.Context) iter.Seq2[Sample, error] {
 	var all []numbered
 	var shards []shard
 	for _, p := range s.parts {
+		// Samples are numbered over all shards of a split, in the order of the index.
 		first := int64(0)
 		for _, sh := range p.shards {
 			all, shards = append(all, numbered{p, sh, first}), append(shards, s.asShard(p, sh))
@@ -394,6 +400,7 @@ func (s *mds) sample(key, split string, item mdsItem) Sample {
 		if c.left {
 			continue
 		}
+		// A list of images becomes several blobs, each with an extent of its own.
 		if c.survey != nil && c.decode == nil {
 			images, err := mdsImages(c.encoding, columns[i])
 			if err == nil && len(images) != c.images {
@@ -420,6 +427,7 @@ func (s *mds) sample(key, split string, item mdsItem) Sample {
 			}
 			continue
 		}
+		// Decoded lists take more memory than their bytes, and count for the budget.
 		v, err := c.decode(columns[i])
 		if _, plain := v.(Numbers); plain {
 			out.Size += 2 * int64(len(columns[i])) // in the order of the batch
@@ -541,6 +549,7 @@ func (s *mds) openShard(from sequence, p mdsPart, sh mdsShard) (_ *shardReader, 
 	if err := name.check(f); err != nil {
 		return nil, err
 	}
+	// Extents name the file that is actually read, compressed or not.
 	file := s.place.name(filepath.Join(p.dir, name.Basename))
 	in := bufio.NewReaderSize(f, 32<<10)
 	if !compressed {
@@ -560,6 +569,7 @@ func (s *mds) openShard(from sequence, p mdsPart, sh mdsShard) (_ *shardReader, 
 
 // inflate decodes a shard that is compressed as a whole.
 func (s *mds) inflate(in *bufio.Reader, name mdsFile, sh mdsShard) (io.Reader, func(), error) {
+	// All other algorithms are streams.
 	if algorithm, _, _ := strings.Cut(sh.Compression, ":"); algorithm != "snappy" {
 		return decompress(in, sh.Compression)
 	}
@@ -571,6 +581,7 @@ func (s *mds) inflate(in *bufio.Reader, name mdsFile, sh mdsShard) (io.Reader, f
 	}
 	block, err := io.ReadAll(in)
 	if err == nil {
+		// The block states its decoded size itself, which must be that of the index.
 		var n int
 		if n, err = snappy.DecodedLen(block); err == nil && int64(n) != sh.Raw.Bytes {
 			err = fmt.Errorf("it holds %d bytes, the index says %d", n, sh.Raw.Bytes)
@@ -656,6 +667,8 @@ func (s *mds) readShard(ctx context.Context, in sequence, p mdsPart, sh mdsShard
 	}
 	at := 4 + int64(len(table))
 	for i := range sh.Samples {
+		// Offsets come from the file. A wrong one ends the shard, because later samples
+		// cannot be trusted.
 		begin, end, err := sampleAt(table, i, at)
 		if err != nil {
 			return err
@@ -668,6 +681,7 @@ func (s *mds) readShard(ctx context.Context, in sequence, p mdsPart, sh mdsShard
 			return fmt.Errorf("%w at sample %d of %d: %w", errCut, i, sh.Samples, err)
 		}
 		at = end
+		// The extents of a sample are relative to its beginning.
 		item := mdsItem{number: i, buf: buf, extent: func(at, size int64) Extent { return r.extent(begin+at, size) }}
 		if r.each {
 			if err := item.inflate(r, begin); err != nil {
@@ -724,6 +738,7 @@ func (s *mds) sizes(head []byte, whole int64) (sizes []int64, rest []byte, err e
 		sizes[i] = int64(binary.LittleEndian.Uint32(rest))
 		rest, left = rest[4:], left-4
 	}
+	// Sizes are checked before any byte of a column is used.
 	for i, n := range sizes {
 		if s.columns[i].decode != nil && n > maxText {
 			return nil, nil, fmt.Errorf("column %s has %d bytes, more than the %d that metadata may have",
@@ -794,6 +809,8 @@ func (s *mds) walkShard(ctx context.Context, p mdsPart, sh mdsShard, visit func(
 			return err
 		}
 		at = end
+		// The shard is not compressed (see walkable), so extents are plain ranges of the
+		// file.
 		item := mdsItem{number: i, walked: true, extent: func(at, size int64) Extent {
 			return Extent{File: file, Offset: begin + at, Length: size}
 		}}
@@ -1013,6 +1030,7 @@ func mdsImages(encoding string, b []byte) ([][]byte, error) {
 		return nil, fmt.Errorf("%w: it does not say how many images there are", errCut)
 	}
 	n := int64(binary.LittleEndian.Uint32(b))
+	// The count is bounded by the bytes before memory is taken for it.
 	if n > int64(len(b)-4)/4 {
 		return nil, fmt.Errorf("%w: %d bytes do not hold the sizes of %d images", errCut, len(b), n)
 	}
@@ -1118,6 +1136,7 @@ func splitArray(dtype string, b []byte) (string, []int, []byte, error) {
 		}
 		b = b[1:]
 	}
+	// The type may come from the encoding, in which any text may stand.
 	scalar, ok := mdsScalars[dtype]
 	if !ok {
 		return "", nil, nil, fmt.Errorf("encoding ndarray:%s is of unknown type", dtype)
@@ -1138,6 +1157,7 @@ func splitArray(dtype string, b []byte) (string, []int, []byte, error) {
 		var eight [8]byte
 		copy(eight[:], b[i*width:(i+1)*width])
 		n := binary.LittleEndian.Uint64(eight[:])
+		// The product is bounded at each step, so that it cannot overflow.
 		if n == 0 || n > math.MaxInt32 || total*n > maxText {
 			return "", nil, nil, errors.New("an impossible shape, or more than metadata may have")
 		}
@@ -1173,6 +1193,7 @@ func mdsDecoder(encoding string) (arrow.DataType, func([]byte) (any, error), err
 		name = "int64"
 	case "ndarray":
 		return mdsArray(args)
+	// Unpickling runs code of the data's author, so there is no option to allow it.
 	case "pkl":
 		return nil, nil, errors.New("encoding pkl is pickle, which runs whatever code it holds, and is refused; " +
 			"write the column as json, bytes or ndarray")
@@ -1233,6 +1254,7 @@ func mdsArray(args string) (arrow.DataType, func([]byte) (any, error), error) {
 	var dims []int
 	total := s.size
 	for d := range strings.SplitSeq(shape, ",") {
+		// The shape is bounded at each step as well: the encoding comes from the index.
 		n, err := strconv.Atoi(d)
 		if err != nil || n < 1 || n > maxText/total {
 			return nil, nil, fmt.Errorf("encoding ndarray:%s has an impossible shape, or more than the %d bytes that "+

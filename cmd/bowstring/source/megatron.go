@@ -135,6 +135,7 @@ func (s *megatron) find(ctx context.Context, opts Options) error {
 			return err
 		}
 		bins = append(bins, binOf(sh))
+		// A pair whose head is wrong is reported when its samples are read.
 		head, err := s.readHead(ctx, sh)
 		if broken := s.place.broken(); broken != nil {
 			return broken
@@ -380,6 +381,7 @@ func (r *megatronReader) documents(ctx context.Context, put func(Sample) bool) e
 		return err
 	}
 	for d := range r.head.documents {
+		// Borders count sequences; a document may have none.
 		to, err := read64(r.borders)
 		if err != nil {
 			return err

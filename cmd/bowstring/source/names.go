@@ -38,6 +38,7 @@ func freeNames(prefix string, names, taken []string) []string {
 	for _, name := range taken {
 		used[name] = true
 	}
+	// First all names that may stay are reserved, then the others get free ones.
 	for _, name := range names {
 		if freeNameAs(prefix, name, taken) == name {
 			used[name] = true

@@ -56,6 +56,8 @@ func openParquet(ctx context.Context, path string, opts Options) (Source, error)
 	if len(s.shards) == 0 {
 		return nil, fmt.Errorf("%w: there is no *.parquet file", schema.ErrInvalid)
 	}
+	// Rows of unchanged files come from the previous snapshot, if their keys are still
+	// the same.
 	s.place.knownRows(s.shards, opts.Split, parquetKey)
 	if _, all := allKnown(s.shards); all {
 		return newKnownSource(s.about, s.shards), nil
@@ -96,9 +98,11 @@ func (s *parquetSource) readSchemas(ctx context.Context) error {
 			s.broken[sh.rel] = err
 		}
 	}
+	// If the bucket became unreachable, the files are not to blame.
 	if err := s.place.broken(); err != nil {
 		return err
 	}
+	// Files whose columns do not fit are bad as a whole: their rows would lack values.
 	for name, err := range s.layout.settle() {
 		s.broken[name] = err
 	}
@@ -123,6 +127,8 @@ func (s *parquetSource) readSchemas(ctx context.Context) error {
 	if s.own, err = s.place.ownColumnsOf(ctx, first, s.layout.fields); err != nil {
 		return err
 	}
+	// A file that Bowstring wrote becomes the same dataset again: no column is renamed or
+	// added.
 	if s.own != nil {
 		s.exact = true
 		s.notes = append(s.notes, s.layout.notes...)
@@ -181,6 +187,7 @@ func (s *parquetSource) rename() {
 		taken = append(taken, s.blobs[i].field.Name)
 		rename(&s.blobs[i].field, nil)
 	}
+	// Metadata must not take the name of a blob column, with which clients fetch content.
 	for i := range s.meta {
 		rename(&s.meta[i].field, taken)
 	}
@@ -226,6 +233,7 @@ func (s *parquetSource) readShard(ctx context.Context, in sequence, sh shard, yi
 	}
 	defer func() { _ = records.close() }()
 	file := s.place.name(sh.path)
+	// Extents must be asked for before the first page is read.
 	for _, b := range s.blobs {
 		records.records.Locate(b.index)
 	}
@@ -241,9 +249,11 @@ func (s *parquetSource) readShard(ctx context.Context, in sequence, sh shard, yi
 		if err != nil {
 			return fmt.Errorf("after %d of %d rows: %w", row, records.file.NumRows(), err)
 		}
+		// Types that Parquet lacks are restored per record, not per row.
 		if rec, err = s.own.restore(rec); err != nil {
 			return fmt.Errorf("after %d of %d rows: %w", row, records.file.NumRows(), err)
 		}
+		// A sample retains the whole record, which is therefore divided among its rows.
 		share := recordBytes(rec) / max(rec.NumRows(), 1)
 		for i := range int(rec.NumRows()) {
 			sample := s.sample(sh, row, rec, i, func(column, element int) Extent {
@@ -280,6 +290,7 @@ func (s *parquetSource) sample(sh shard, row int64, rec arrow.Record, i int,
 		}
 		out.Meta = append(out.Meta, Cell{column, i})
 	}
+	// Keys of folders follow the columns of the file, as in Fields.
 	for _, k := range s.keys {
 		out.Meta = append(out.Meta, k.value(sh.rel))
 	}
@@ -288,6 +299,7 @@ func (s *parquetSource) sample(sh shard, row int64, rec arrow.Record, i int,
 		data, path, bad := b.cell(rec.Column(b.index), i)
 		out.Size += int64(len(data))
 		out.Bad = cmp.Or(out.Bad, bad)
+		// The path in struct<bytes, path> is the name of the file at its origin.
 		if c == s.paths && path != "" {
 			file = path
 		}
@@ -366,6 +378,8 @@ func features(text string) map[string]feature {
 		return nil
 	}
 	found := map[string]feature{}
+	// Each feature is parsed on its own, so that one of an unknown form does not hide the
+	// others.
 	for name, raw := range info.Info.Features {
 		var f feature // a feature of another form is ignored
 		if json.Unmarshal(raw, &f) == nil {
@@ -396,6 +410,8 @@ func (b *blobColumn) cell(column arrow.Array, row int) (data []byte, path, bad s
 	if column.IsNull(row) {
 		return nil, "", ""
 	}
+	// A column of lists is spread over several blob columns, each of which takes one
+	// element.
 	if list, ok := column.(array.ListLike); ok {
 		start, end := list.ValueOffsets(row)
 		if n := int(end - start); n > b.element+1 && b.last {
@@ -460,6 +476,7 @@ func isBlobStruct(t arrow.DataType) bool {
 	if !ok {
 		return false
 	}
+	// The order of the fields does not matter, and path may be absent.
 	content, ok := st.FieldByName("bytes")
 	path, pathed := st.FieldByName("path")
 	switch {
@@ -571,6 +588,7 @@ func (s *parquetSource) sniffColumns(ctx context.Context, path string) map[int][
 	}
 	defer rec.Release()
 	for c, column := range rec.Columns() {
+		// Any element of a list shows the media of all of them.
 		if list, ok := column.(array.ListLike); ok {
 			column = list.ListValues()
 		}
@@ -663,6 +681,7 @@ func (s *parquetSource) addFolderKeys() {
 			if !ok || key == schema.SplitColumn || s.hasColumn(key) || !s.layout.choice.wants(key, freeName(key, nil)) {
 				continue
 			}
+			// The columns keep the order in which keys first occur.
 			i := slices.IndexFunc(s.keys, func(k folderKey) bool { return k.name == key })
 			if i < 0 {
 				i = len(s.keys)
@@ -711,6 +730,7 @@ func withoutPrivate(shards []shard) []shard {
 // that were deleted or replaced, and would become samples.
 func (f *Files) checkNoLake(dir string) error {
 	kind := ""
+	// Each of the three has a folder or file by which its own readers find the log.
 	if f.isDir(filepath.Join(dir, "_delta_log")) {
 		kind = "Delta Lake"
 	} else if found, _ := f.glob(filepath.Join(globQuoted(dir), "metadata", "*.metadata.json")); len(found) > 0 {

@@ -61,6 +61,8 @@ func (l *parquetLayout) add(name string, f *parquet.File) error {
 	if err != nil {
 		return err
 	}
+	// Unwanted columns are removed first: they may have any type, or none that can be
+	// read.
 	columns = slices.DeleteFunc(columns, func(c parquet.Column) bool { return !wants(c.Name) })
 	for i, c := range columns {
 		if c.Err != nil {
@@ -70,6 +72,7 @@ func (l *parquetLayout) add(name string, f *parquet.File) error {
 			return fmt.Errorf("two columns are named %s", Quoted(c.Name))
 		}
 	}
+	// The unit of a timestamp column must suit all files.
 	for _, c := range columns {
 		l.times[c.Name] = l.times[c.Name].Or(c.Times)
 	}
@@ -108,6 +111,8 @@ func (l *parquetLayout) settle() iter.Seq2[string, error] {
 			}
 			whole = joined
 		}
+		// Types of the dataset are decided last, because null unifies with any type
+		// before.
 		for _, f := range whole {
 			if f.Type.ID() == arrow.NULL {
 				l.notes = append(l.notes, fmt.Sprintf("column %s holds nothing: it is kept as text, all null",
@@ -136,6 +141,7 @@ func (l *parquetLayout) fieldsOf(f parquetColumns) []arrow.Field {
 func (l *parquetLayout) join(whole []arrow.Field, f parquetColumns) ([]arrow.Field, error) {
 	whole = slices.Clone(whole)
 	have := l.fieldsOf(f)
+	// The order of columns is that of the first file.
 	for i, w := range whole {
 		at := columnNamed(f.columns, w.Name)
 		if at < 0 {
@@ -215,6 +221,7 @@ func (l *parquetLayout) recordsOf(in *File, opened error) (_ *parquetRecords, er
 			err = errors.Join(err, f.Close())
 		}
 	}()
+	// The timestamps were read when the file was added; their unit is known.
 	columns, err := f.Columns(func(string) bool { return false })
 	if err != nil {
 		return nil, err
@@ -257,6 +264,7 @@ func (r *parquetRecords) next(ctx context.Context) (_ arrow.Record, bad map[int]
 		}
 	}()
 	for i, f := range r.fields {
+		// Usually all values fit, and the whole array is converted at once.
 		wide, err := widen(ctx, rec.Column(i), f.Type)
 		if err != nil {
 			if bad == nil {
@@ -327,6 +335,7 @@ func (f *Files) readParquetTable(ctx context.Context, root string, files []strin
 			t.columns = append(t.columns, array.MakeArrayOfNull(memory.DefaultAllocator, f.Type, 0))
 			continue
 		}
+		// The functions of table expect one chunk for each column.
 		column, err := array.Concatenate(parts[c], memory.DefaultAllocator)
 		if err != nil {
 			return nil, fmt.Errorf("column %q: %w", f.Name, err)
@@ -355,6 +364,7 @@ func (t *table) readParquet(ctx context.Context, l *parquetLayout, root, name st
 		if err != nil {
 			return err
 		}
+		// A table must be complete: the first bad row is an error.
 		for row, why := range bad {
 			rec.Release()
 			return fmt.Errorf("%w: row %d: %s", schema.ErrInvalid, line+row, why)

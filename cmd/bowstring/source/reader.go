@@ -116,6 +116,7 @@ func NewReader(src Source, opts ReadOptions) (*Reader, error) {
 	r := &Reader{src: src, opts: opts, image: -1, sound: -1}
 	r.meta, r.blobs = src.Fields()
 	r.meta = slices.Clone(r.meta)
+	// One column of each media describes the sample: added columns have one name.
 	for i, f := range r.blobs {
 		if schema.Media(f) == schema.MediaImage && (r.image < 0 || f.Name == schema.MediaImage) {
 			r.image = i
@@ -209,6 +210,7 @@ func (s *slot) release() {
 func (r *Reader) Batches(ctx context.Context) iter.Seq2[*Batch, error] {
 	return func(yield func(*Batch, error) bool) {
 		ctx, cancel := context.WithCancel(ctx)
+		// The goroutine of list acquires from the budget, and flush releases.
 		mem := semaphore.NewWeighted(budget)
 		// A slot enters order before work. The goroutine that takes it from order may
 		// therefore wait for it, unless ctx ends.
@@ -230,6 +232,8 @@ func (r *Reader) Batches(ctx context.Context) iter.Seq2[*Batch, error] {
 				}
 			})
 		}
+		// Whatever ends the iteration, workers end first, and every slot is released
+		// once.
 		b := newBatcher(r)
 		var waited *slot // slot that was awaited when ctx ended; a worker may still have had it
 		defer func() {
@@ -253,6 +257,7 @@ func (r *Reader) Batches(ctx context.Context) iter.Seq2[*Batch, error] {
 				waited = s
 				break
 			}
+			// An error of the connection ends everything: the sample itself may be good.
 			if s.failed != nil {
 				err := fmt.Errorf("read %s: %w", Quoted(s.Key), s.failed)
 				s.release()
@@ -346,6 +351,7 @@ func (r *Reader) process(s *slot) {
 	if s.known = s.Known; s.known != nil {
 		return
 	}
+	// A sample at an unchanged extent is not read again.
 	if s.Load != nil && s.At != nil && r.know != nil {
 		s.known = r.know(r.idOf(s), s.At)
 	}
@@ -403,6 +409,7 @@ func (r *Reader) process(s *slot) {
 			s.info = info
 		}
 	}
+	// Text must be UTF-8 in all metadata, also within lists and structs.
 	for i, v := range s.Meta {
 		if !validText(v) {
 			s.Bad = fmt.Sprintf("%s is not valid UTF-8", Quoted(r.meta[i].Name))
@@ -584,6 +591,7 @@ func (b *batcher) add(s *slot) error {
 	b.ids = append(b.ids, b.r.idOf(s))
 	b.known = append(b.known, s.known)
 	b.knows = b.knows || s.known != nil
+	// Clip makes append copy: the sample's own slice must not grow.
 	values := slices.Clip(s.Meta)
 	// The columns of a known sample are complete: its source was not read at all.
 	if s.Known == nil {
@@ -691,6 +699,7 @@ type column struct {
 func (c *column) add(v any) error {
 	cell, ok := v.(Cell)
 	if !ok {
+		// Values of both kinds may alternate, and the order of parts is that of rows.
 		c.endRun()
 		return appendValue(c.builder, v)
 	}

@@ -174,6 +174,7 @@ func (r *reading) take(p string, o object.Info, index int64) (*loaded, error) {
 	at := stretchOf{p, index}
 	r.mu.Lock()
 	l := r.startLocked(at, o)
+	// The pin keeps the buffer from being freed while it is read or copied.
 	l.pins++
 	if !l.used {
 		l.used = true
@@ -207,6 +208,7 @@ func (r *reading) give(at stretchOf, l *loaded) {
 		return
 	}
 	r.used = append(slices.DeleteFunc(r.used, func(o stretchOf) bool { return o == at }), at)
+	// The oldest used stretches go back to the pool, or to the second pass.
 	for len(r.used) > keptStretches {
 		old := r.used[0]
 		r.used = r.used[1:]
@@ -261,6 +263,8 @@ func (r *reading) startLocked(at stretchOf, o object.Info) *loaded {
 func (r *reading) prefetchLocked(at stretchOf, o object.Info) {
 	for range prefetchStretches {
 		if at.index++; at.index*stretch >= o.Size {
+			// Read-ahead continues in the next object: objects may be smaller than the
+			// bound.
 			next, ok := r.next[at.path]
 			if !ok {
 				return

@@ -52,6 +52,7 @@ var (
 func splitOfFile(rel string) string {
 	base := path.Base(rel)
 	stem, _, _ := strings.Cut(base, ".")
+	// The name of such a shard begins with its split, whatever word that is.
 	if m := shardOf.FindStringSubmatch(stem); m != nil {
 		return m[1]
 	}
@@ -151,6 +152,7 @@ func findSeries(shards []shard) []*series {
 		}
 		i, _ := strconv.Atoi(m[2])
 		total, _ := strconv.Atoi(m[3])
+		// Shards of one series agree in everything but the number, also in its width.
 		k := key{dir, m[1], m[4], m[3], len(m[2])}
 		s := found[k]
 		if s == nil {
@@ -237,6 +239,7 @@ func (f *Files) findShards(path string, opts Options, match func(name string) bo
 	if !info.IsDir() {
 		return []shard{{path: path, rel: filepath.Base(path)}}, nil
 	}
+	// The walk does not follow links, so the folder itself must not be one.
 	root, err := f.resolve(path)
 	if err != nil {
 		return nil, err
@@ -299,6 +302,8 @@ func (f *Files) findTars(ctx context.Context, pattern string, opts Options) ([]s
 		}
 		return found, nil
 	}
+	// Braces are expanded first: each name must exist, while wildcards match what there
+	// is.
 	expanded, err := expandBraces(pattern)
 	if err != nil {
 		return nil, err
@@ -392,6 +397,7 @@ func expandBraces(pattern string) ([]string, error) {
 			choices = append(choices, fmt.Sprintf("%0*d", len(from), i))
 		}
 	}
+	// Further braces multiply the names; the product is bounded.
 	tails, err := expandBraces(rest)
 	if err != nil {
 		return nil, err

@@ -153,6 +153,7 @@ func (t *table) classes(i int) error {
 			names = append(names, text.Value(row))
 		}
 	}
+	// Binary search in the sorted names gives the index of each class.
 	slices.Sort(names)
 	names = slices.Compact(names)
 	b := array.NewInt64Builder(memory.DefaultAllocator)
@@ -328,6 +329,7 @@ func (t *looseTable) readDelimited(ctx context.Context, file, kind string, liter
 			t.note("%s: its cells are separated by %q", Quoted(file), string(d.comma))
 		}
 	}
+	// The header is parsed like any record, with the separator that is known now.
 	d.lines.unread([]string{header})
 	columns, err := t.header(d)
 	if err != nil {
@@ -510,6 +512,7 @@ func (f *Frame) Batches(yield func(arrow.Record) bool) {
 	for _, c := range f.Columns {
 		size += dataBytes(c.Data())
 	}
+	// Rows are taken to be about equally large.
 	step := max(1, int(int64(f.Rows)*frameMessage/max(size, frameMessage)))
 	for start := 0; start < f.Rows; start += step {
 		end := min(start+step, f.Rows)

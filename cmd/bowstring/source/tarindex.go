@@ -65,6 +65,7 @@ func (f *Files) WriteIndex(ctx context.Context, name string, kind TarIndex, w io
 	// their number, and a truncated tar must leave no index that looks whole.
 	var samples []indexedSample
 	for {
+		// Consecutive members with one key are a sample, as in WebDataset.
 		m, err := t.next()
 		if errors.Is(err, io.EOF) {
 			break

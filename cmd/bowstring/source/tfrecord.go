@@ -137,6 +137,7 @@ func openTFRecords(ctx context.Context, path string, opts Options) (Source, erro
 	if _, all := allKnown(shards); all {
 		return newKnownSource(s.about, shards), nil
 	}
+	// Known shards stay in the list, because samples keep the order of the shards.
 	known := int64(0)
 	for _, sh := range shards {
 		known += sh.known
@@ -178,6 +179,7 @@ func (s *tfRecords) survey(ctx context.Context) error {
 			if err != nil && firsts == nil {
 				firsts = append(firsts, fmt.Errorf("%s: %w", Quoted(sh.rel), err))
 			}
+			// Too many features are a defect of the data set and not of one record.
 			if errors.Is(err, schema.ErrLimit) {
 				return err
 			}
@@ -223,6 +225,7 @@ func (s *tfRecords) observe(record []byte) error {
 			s.features[name] = f
 		}
 		n := len(v.parts) + len(v.numbers)
+		// A list without values says nothing about the feature.
 		if n == 0 {
 			continue
 		}
@@ -260,6 +263,7 @@ func (s *tfRecords) makeColumns() error {
 	var names []string // of the columns
 	var fields []arrow.Field
 	spread := map[string]bool{}
+	// The map of features has no order, so columns are sorted by name.
 	for _, name := range slices.Sorted(maps.Keys(s.features)) {
 		f := s.features[name]
 		if !s.opts.choice.wants(name, freeName(name, nil)) {
@@ -270,6 +274,7 @@ func (s *tfRecords) makeColumns() error {
 			return fmt.Errorf("%w: feature %s is %s in one record and %s in another; --leave-out leaves it out",
 				schema.ErrInvalid, Quoted(name), f.kind, f.other)
 		}
+		// One value that is not text makes the whole feature blobs.
 		if f.kind == tfBytes && f.binary && !s.opts.choice.isText(name, freeName(name, nil)) {
 			n, asked := s.opts.Spread[name]
 			spread[name] = asked
@@ -292,6 +297,7 @@ func (s *tfRecords) makeColumns() error {
 			t = arrow.PrimitiveTypes.Int64
 		}
 		element := 0
+		// A feature with one value in each record is a plain column.
 		if f.most > 1 {
 			t, element = arrow.ListOf(t), -1
 		}
@@ -405,6 +411,7 @@ func (s *tfRecords) sample(sh *tfShard, n, at int64, buf []byte, err error) Samp
 	}
 	for _, c := range s.columns {
 		v := values[c.feature]
+		// The survey has seen one kind in all records, so the file has changed since.
 		if v.kind != 0 && v.kind != s.features[c.feature].kind {
 			out.Bad = fmt.Sprintf("%s changed while it was read", Quoted(c.feature))
 			return out
@@ -494,6 +501,7 @@ func (s *tfRecords) read(ctx context.Context, from sequence, sh *tfShard,
 			sh.unit = &schema.Unit{Length: f.Size(), Codec: schema.CodecGzip}
 		}
 	}
+	// Offsets count decoded bytes. In a compressed file they are offsets in the unit.
 	at := int64(0)
 	for i := int64(0); ; i++ {
 		var head [12]byte
@@ -511,6 +519,7 @@ func (s *tfRecords) read(ctx context.Context, from sequence, sh *tfShard,
 		if !isRecordHead(head[:]) {
 			return fmt.Errorf("%w: at byte %d, after %d records, the checksum of a length is wrong", errNoRecord, at, i)
 		}
+		// The checksum is that of the length, which may be any number all the same.
 		size := binary.LittleEndian.Uint64(head[:])
 		if size > maxBlob {
 			return fmt.Errorf("record %d has %d bytes, more than the %d that a sample may have", i, size, int64(maxBlob))

@@ -74,6 +74,8 @@ func appendNumbers(values array.Builder, b Numbers) error {
 
 // appendFixedNumbers appends a list of fixed size. Another number of values is an error.
 func appendFixedNumbers(b *array.FixedSizeListBuilder, v Numbers) error {
+	// The number of values is checked afterwards, because it depends on the builder's
+	// type.
 	before := b.ValueBuilder().Len()
 	b.Append(true)
 	if err := appendNumbers(b.ValueBuilder(), v); err != nil {

@@ -111,6 +111,8 @@ func openWebDataset(ctx context.Context, pattern string, opts Options) (Source, 
 		choice: opts.choice}
 	s.shards, s.splits = arrangeShards(all, opts.Split)
 	s.walked = opts.Walk
+	// A key does not contain the name of its tar, so stored rows stay valid if tars are
+	// renamed.
 	s.place.knownRows(s.shards, opts.Split, nil)
 	if _, all := allKnown(s.shards); all {
 		return newKnownSource(s.about, s.shards), nil
@@ -137,6 +139,7 @@ var errKnownAlso = errors.New("what the samples are depends on shards that were 
 // survey reads the tars for the columns of their samples.
 func (s *webDataset) survey(ctx context.Context) error {
 	found := newSurvey(s.shards, s.choice)
+	// Other tools' counts of samples show an upload that is not complete.
 	counts, err := s.place.counts(ctx, s.shards)
 	if err != nil {
 		return err
@@ -150,6 +153,7 @@ func (s *webDataset) survey(ctx context.Context) error {
 		// pass.
 		return kind == memberJSON || s.walked && kind != memberBlob && m.size <= windowBytes
 	})
+	// The headers are kept for the second pass, as far as memory allows.
 	defer from.close()
 	if s.walked {
 		s.kept = newKeptTars()
@@ -164,6 +168,7 @@ func (s *webDataset) survey(ctx context.Context) error {
 		if err := found.read(ctx, n, from.shard(n)); err != nil {
 			return err
 		}
+		// An unreachable bucket would look like tars that break off.
 		if err := s.place.broken(); err != nil {
 			return err
 		}
@@ -201,6 +206,7 @@ func (s *webDataset) makeColumns(found *survey) error {
 	extensions := slices.DeleteFunc(slices.Sorted(maps.Keys(found.extensions)), func(ext string) bool {
 		return s.refused[ext] != ""
 	})
+	// Blob columns come first: metadata must not take their names.
 	for _, ext := range extensions {
 		if kind, _ := kindOf(ext); kind != memberBlob {
 			continue
@@ -210,6 +216,7 @@ func (s *webDataset) makeColumns(found *survey) error {
 			s.members[ext] = member{kind: memberLeft}
 			continue
 		}
+		// Several extensions can share a column: jpg and png are both image.
 		at, ok := blobAt[name]
 		if !ok {
 			at = len(s.blobs)
@@ -224,6 +231,7 @@ func (s *webDataset) makeColumns(found *survey) error {
 		taken = append(taken, f.Name)
 		return len(s.meta) - 1
 	}
+	// Well-known extensions have a fixed order, so that two data sets have equal columns.
 	for _, ext := range slices.Concat(intExtensions, textExtensions) {
 		if !slices.Contains(extensions, ext) {
 			continue
@@ -247,6 +255,7 @@ func (s *webDataset) makeColumns(found *survey) error {
 			s.addMember(ext, freeName(words, taken), addMeta)
 		}
 	}
+	// Keys of JSON come last. Their names must avoid those of all columns before.
 	keys := slices.SortedFunc(maps.Keys(s.json), jsonKey.compare)
 	var columns []string
 	for _, k := range keys {
@@ -304,6 +313,7 @@ func blobName(ext string, manyImages bool) (name, media string) {
 	case name == "":
 		name = media
 	}
+	// A column that the Reader adds, or that another member has, keeps its name.
 	return freeName(name, slices.Concat([]string{"label", schema.PathColumn, "width", "height", "format", "orientation"},
 		intExtensions, textExtensions, jsonExtensions)), media
 }
@@ -314,6 +324,8 @@ func (s *webDataset) Fields() (meta, blobs []arrow.Field) { return s.meta, s.blo
 // Samples implements Source.
 func (s *webDataset) Samples(ctx context.Context) iter.Seq2[Sample, error] {
 	return func(yield func(Sample, error) bool) {
+		// A key that occurs twice in one pass is a duplicate, and begin compares this
+		// number.
 		s.run++
 		in := s.place.inOrder(ctx, paths(s.shards))
 		defer in.close()
@@ -392,6 +404,7 @@ func (k jsonKey) compare(other jsonKey) int {
 func parseJSONMember(ext, text string) (map[jsonKey]written, error) {
 	values := map[jsonKey]written{}
 	p := jsonParser{in: text}
+	// An empty member is an error like any text that is no JSON; parseObject reports it.
 	if c := p.peek(); c == 0 || c == '{' {
 		object, err := parseObject(text)
 		for _, m := range object {
@@ -466,6 +479,7 @@ func (f *survey) read(ctx context.Context, n int, from *feedShard) error {
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
 		}
+		// A member of another key ends the group, as in WebDataset's own reader.
 		if !g.takes(m.tarMember) {
 			f.place(n, g, f.note(g))
 			g = group{key: m.key, has: map[string]bool{}}
@@ -556,6 +570,7 @@ func (f *survey) place(n int, g group, exts []string) {
 	if len(exts) == 0 {
 		set = "nothing"
 	}
+	// Millions of samples share a few sets, so each text is stored once.
 	if known, ok := f.sets[set]; ok {
 		set = known
 	} else {
@@ -654,6 +669,7 @@ func (r *tarSamples) read(ctx context.Context) (err error) {
 		buffers.putAll(r.buffers)
 	}()
 	for ctx.Err() == nil {
+		// Members are grouped as the survey has grouped them.
 		m, err := t.next()
 		if errors.Is(err, io.EOF) {
 			if err := t.checkEnd(); err != nil {
@@ -704,6 +720,7 @@ func (r *tarSamples) walk(ctx context.Context, shard *feedShard) error {
 			r.begin(m.key)
 			r.sample.Blobs = nil
 		}
+		// Blobs have no content here; only their extents are used.
 		err := r.member(&feedContent{bytes.NewReader(m.data), m.err}, m.tarMember)
 		if shard.taken(m); err != nil {
 			return err
@@ -741,6 +758,7 @@ func (c *feedContent) Read(p []byte) (int, error) {
 func (r *tarSamples) begin(key string) {
 	s := r.source
 	r.group = group{key: key, has: map[string]bool{}}
+	// filled and not Blobs shows which members exist: a walked blob has no content.
 	r.filled = make([]bool, len(s.blobs))
 	r.sample = Sample{Key: sampleKey(r.shard, key), Split: r.shard.split,
 		Meta: make([]any, len(s.meta)), Blobs: make([][]byte, len(s.blobs)), At: make([]Extent, len(s.blobs))}
@@ -765,6 +783,7 @@ func (r *tarSamples) end() error {
 	s, buf := r.source, r.buffers
 	r.buffers = nil
 	r.sample.Release = func() { buffers.putAll(buf) }
+	// A sample needs one blob at least, unless the data set has none at all.
 	missing := !slices.Contains(r.filled, true)
 	switch {
 	case r.sample.Bad != "":
@@ -796,6 +815,7 @@ func (r *tarSamples) member(t io.Reader, found tarMember) error {
 		r.bad("member %s: %s", Quoted(found.name), why)
 		return nil
 	}
+	// The size is checked before the content is read.
 	m, ok := s.members[found.ext]
 	switch {
 	case !ok:
@@ -833,6 +853,7 @@ func (r *tarSamples) member(t io.Reader, found tarMember) error {
 		r.sample.Blobs[m.column] = buf
 	}
 	r.filled[m.column] = true
+	// In a compressed tar found.at is -1, and the blob has no extent.
 	if found.at >= 0 && r.file != "" {
 		r.sample.At[m.column] = Extent{File: r.file, Offset: found.at, Length: found.size}
 	}

@@ -23,6 +23,7 @@ func unify(a, b arrow.DataType) (arrow.DataType, bool) {
 		return a, true
 	case isWhole(a) && isWhole(b):
 		return unifyIntegers(a, b)
+	// Every float16 is a float32, and every float32 a float64.
 	case isReal(a) && isReal(b):
 		return wider(a, b), true
 	case isText(a) && isText(b), isBytes(a) && isBytes(b):
@@ -55,6 +56,7 @@ func unifyTyped(a, b arrow.DataType) (arrow.DataType, bool) {
 		if b, ok := b.(*arrow.StructType); ok {
 			return unifyStructs(a, b)
 		}
+	// Lists of different fixed sizes, or of fixed and variable size, become variable.
 	case arrow.ListLikeType:
 		if b, ok := b.(arrow.ListLikeType); ok {
 			elem, ok := unify(a.Elem(), b.Elem())
@@ -157,6 +159,7 @@ func storedType(t arrow.DataType, top bool) arrow.DataType {
 		if !top {
 			return arrow.BinaryTypes.Binary
 		}
+	// The rule applies to elements and fields as well.
 	case *arrow.ListType:
 		return arrow.ListOfField(elem(t.ElemField()))
 	case *arrow.FixedSizeListType:
@@ -219,6 +222,7 @@ func widen(ctx context.Context, a arrow.Array, to arrow.DataType) (arrow.Array, 
 				return nil, err
 			}
 		}
+	// A fixed list has no offsets, which a variable one needs.
 	case *array.FixedSizeList:
 		if to.ID() == arrow.LIST {
 			if bufs = []*memory.Buffer{bufs[0], fixedOffsets(a)}; a.Len() == 0 {
@@ -234,6 +238,8 @@ func widen(ctx context.Context, a arrow.Array, to arrow.DataType) (arrow.Array, 
 		if err := kid(a.ListValues(), to.(arrow.ListLikeType).Elem()); err != nil {
 			return nil, err
 		}
+	// The library's cast is used in its safe mode, in which a value that does not fit is
+	// an error.
 	default:
 		return compute.CastArray(ctx, a, compute.SafeCastOptions(to))
 	}

@@ -61,6 +61,7 @@ func openZip(ctx context.Context, outer *Files, name string) (_ *Files, err erro
 		return nil, fmt.Errorf("%w: %s: %s", schema.ErrInvalid, Quoted(outer.shown(name)), reason(err))
 	}
 	defer func() { err = errors.Join(err, in.Close()) }()
+	// archive/zip checks the directory, including the ZIP64 records of large files.
 	at := &headerFinder{in: in}
 	if z.tree, err = zip.NewReader(at, in.Size()); err != nil && !errors.Is(err, zip.ErrInsecurePath) {
 		return nil, fmt.Errorf("%w: %s: %w", schema.ErrInvalid, Quoted(outer.shown(name)), err)
@@ -74,6 +75,7 @@ func openZip(ctx context.Context, outer *Files, name string) (_ *Files, err erro
 		}
 		headers[&f.FileHeader] = begin - zipHeader
 	}
+	// The tree of archive/zip cleans names, so that no member is outside the zip.
 	err = fs.WalkDir(z.tree, ".", func(name string, d fs.DirEntry, err error) error { // an error is a duplicate name
 		if err != nil || d.IsDir() {
 			return err
@@ -315,6 +317,7 @@ func (z *zipped) member(name string, open func(*zipMember) (*File, error)) (_ *F
 			err = errors.Join(err, in.Close())
 		}
 	}()
+	// The local header is read once for each member; later opens use the stored offset.
 	begin, err := m.content(in)
 	if err != nil {
 		return nil, &fs.PathError{Op: "open", Path: name, Err: err}
@@ -338,6 +341,7 @@ func (m *zipMember) content(in *File) (int64, error) {
 	if string(head[:4]) != "PK\x03\x04" || binary.LittleEndian.Uint16(head[8:]) != m.Method {
 		return 0, fmt.Errorf("at byte %d of the zip stands no header of it", m.header)
 	}
+	// The lengths of name and extra field are at bytes 26 and 28 of the local header.
 	begin := m.header + zipHeader + int64(binary.LittleEndian.Uint16(head[26:])) +
 		int64(binary.LittleEndian.Uint16(head[28:]))
 	if int64(m.CompressedSize64) > in.Size()-begin {
@@ -380,6 +384,7 @@ func (h *zipHandle) Read(p []byte) (int, error) {
 	if h.at += int64(n); int64(n) > left {
 		return 0, errors.New("it has more bytes than the table of the zip says")
 	}
+	// After a Seek the CRC-32 of the whole is no longer known.
 	if h.sum == nil {
 		return n, err
 	}
@@ -515,6 +520,7 @@ func (z *zipped) extent(ctx context.Context, e Extent) Extent {
 	if !ok || m.bad != nil {
 		return Extent{Why: "its member is gone"}
 	}
+	// A walked data set has extents of members that were never opened.
 	begin := m.begin.Load()
 	if begin == 0 {
 		in, err := z.outer.openParts(ctx, z.path, zipLeast)

@@ -45,6 +45,7 @@ func (f *File) Records(columns []int, micro []bool, rows int) (_ *Records, err e
 		}
 		r.columns = append(r.columns, n)
 		fields = append(fields, arrow.Field{Name: n.name, Type: n.dataType(micro[i]), Nullable: true})
+		// A nested column has several leaves, which are read side by side.
 		for i := n.first; i < n.first+n.leaves(); i++ {
 			r.leaves[i] = f.leaf(f.leaves[i])
 		}
@@ -187,6 +188,8 @@ func (n *node) buildStruct(b *batch, batches []batch, micro bool) (arrow.ArrayDa
 		}
 	}()
 	for _, child := range n.children {
+		// Each child derives its slots from its own levels, which may disagree in a
+		// damaged file.
 		data, err := child.build(batches, micro)
 		if err != nil {
 			return nil, fmt.Errorf("%q in it: %w", child.name, err)
@@ -252,6 +255,7 @@ func (n *node) fixed(offsets []int32, bits *memory.Buffer, nulls int, child arro
 	for i := range slots {
 		length := offsets[i+1] - offsets[i]
 		if bits != nil && !bitutil.BitIsSet(bits.Bytes(), i) {
+			// Existing elements up to here, then null elements for the null list.
 			parts = append(parts, array.NewSlice(elements, int64(start), int64(offsets[i])),
 				array.MakeArrayOfNull(memory.DefaultAllocator, elements.DataType(), int(n.length)))
 			start = offsets[i]
@@ -329,6 +333,7 @@ func buffersOf(from values, at []int, slots int, typ arrow.DataType) ([]*memory.
 			return nil
 		})
 	case *dense[pq.Int96]:
+		// If neither unit holds all values, those beyond nanoseconds are errors.
 		unit := typ.(*arrow.TimestampType).Unit
 		return place(v.v, at, slots, 8, func(to []byte, v pq.Int96) error {
 			t, err := int96(v, unit)
@@ -455,6 +460,7 @@ func place[T any](v []T, at []int, slots, width int, write func(to []byte, v T) 
 // variable concatenates values of variable length. With 32-bit offsets it fails if they
 // exceed 2 GiB; columns of blobs have 64-bit offsets for that reason.
 func variable[O int32 | int64](v []pq.ByteArray, at []int, slots int) ([]*memory.Buffer, error) {
+	// The size is known before the copy, so that it is allocated once.
 	total := int64(0)
 	for i := range at {
 		total += int64(len(v[i]))

@@ -113,6 +113,7 @@ func (g *grower) content(n schema.Node, at level, as arrow.DataType) *node {
 // ignored below this node.
 func (g *grower) group(n *schema.GroupNode, at level, as arrow.DataType) *node {
 	out := &node{name: n.Name(), kind: kindStruct, at: at, def: at.def, first: len(g.leaves)}
+	// The stored schema may be of another file, or of a tool that changed the columns.
 	was, _ := as.(*arrow.StructType)
 	if was != nil && was.NumFields() != n.NumFields() {
 		was = nil
@@ -414,6 +415,8 @@ func bytesType(n *schema.PrimitiveNode, logical schema.LogicalType, at level, as
 		}
 		return arrow.BinaryTypes.String, nil
 	case schema.NoLogicalType, schema.UnknownLogicalType, schema.BSONLogicalType:
+		// Blob columns: plain bytes, or the field "bytes" of Hugging Face's struct,
+		// outside of lists.
 		if at.rep == 0 && (at.depth == 1 || n.Name() == "bytes") {
 			return arrow.BinaryTypes.LargeBinary, nil
 		}
