@@ -13,17 +13,19 @@ import (
 	"bowstring/spill/segment"
 )
 
-// blobs implements the protocol's Blobs.
+// blobs implements the protocol's Blobs and Contents.
 //
-// A touch and a deletion of a blob are serialized, and a deletion spares what was touched in its epoch or later. So a
-// touch is as good as a write of the bytes in that epoch, and the index has one epoch for both.
+// A touch and a deletion of a blob are serialized by its stripe, and a deletion spares
+// what was touched in its epoch or later. So a touch is as good as a write of the bytes
+// in that epoch, and the index has one epoch for both.
 type blobs struct{ *Store }
 
+// row is the protocol's view of an entry: Stored and Touched are the same epoch.
 func (e entry) row(key schema.Key) protocol.BlobRow {
 	return protocol.BlobRow{Key: key, Size: e.Length, Stored: protocol.Epoch(e.touch), Touched: protocol.Epoch(e.touch)}
 }
 
-// Row implements protocol.Blobs. A blob whose bytes were lost in a crash is not there.
+// Row implements protocol.Contents. A blob whose bytes were lost in a crash has no row.
 func (b blobs) Row(ctx context.Context, key schema.Key) (protocol.BlobRow, error) {
 	if err := b.enter(ctx); err != nil {
 		return protocol.BlobRow{}, err
@@ -36,7 +38,8 @@ func (b blobs) Row(ctx context.Context, key schema.Key) (protocol.BlobRow, error
 	return e.row(key), nil
 }
 
-// Touch implements protocol.Blobs. A missing blob needs no row, because segments show what they hold.
+// Touch implements protocol.Contents. A missing blob needs no row, because segments show
+// what they hold.
 func (b blobs) Touch(ctx context.Context, ref schema.BlobRef, at protocol.Epoch) error {
 	if err := b.enterToWrite(ctx); err != nil {
 		return err
@@ -53,7 +56,9 @@ func (b blobs) Touch(ctx context.Context, ref schema.BlobRef, at protocol.Epoch)
 	return b.putEntry(&ref.Key, e, count{})
 }
 
-// putEntry writes an entry of the index, and adds grown to the totals. The stripe is held.
+// putEntry writes an entry of the index, and adds grown to the totals in the same batch.
+// It does not sync: the commit that refers to the blob does. The caller holds the key's
+// stripe.
 func (s *Store) putEntry(key *schema.Key, e entry, grown count) error {
 	var buf [33]byte
 	var value [entrySize]byte
@@ -77,7 +82,8 @@ func (s *Store) putEntry(key *schema.Key, e entry, grown count) error {
 	return nil
 }
 
-// Write implements protocol.Blobs. The bytes are appended to the segments; a later collection frees the old ones.
+// Write implements protocol.Contents. It appends the bytes to the segments. A later
+// collection frees the old ones.
 func (b blobs) Write(ctx context.Context, ref schema.BlobRef, data []byte, at protocol.Epoch) error {
 	if err := b.enterToWrite(ctx); err != nil {
 		return err
@@ -89,6 +95,8 @@ func (b blobs) Write(ctx context.Context, ref schema.BlobRef, data []byte, at pr
 	return b.syncSealed()
 }
 
+// write appends the bytes and then sets the entry, so that no entry names bytes that do
+// not exist.
 func (b blobs) write(ref schema.BlobRef, data []byte, at protocol.Epoch) error {
 	stripe := b.stripe(&ref.Key)
 	stripe.Lock()
@@ -113,7 +121,7 @@ func (b blobs) write(ref schema.BlobRef, data []byte, at protocol.Epoch) error {
 	return b.putEntry(&ref.Key, entry{Location: loc, sum: ref.Sum, touch: uint32(at)}, grown)
 }
 
-// Whole implements protocol.Blobs: a row exists only if the bytes do.
+// Whole implements protocol.Contents. A row exists only if the bytes do.
 func (b blobs) Whole(context.Context, schema.BlobRef) (bool, error) { return true, nil }
 
 // Read implements protocol.Blobs.
@@ -131,7 +139,8 @@ func (b blobs) Scan(ctx context.Context, visit func(context.Context, protocol.Bl
 	return b.eachIndexed(ctx, func(x indexed) error { return visit(ctx, x.row(x.key)) })
 }
 
-// Delete implements protocol.Blobs. The bytes stay until their segment is freed.
+// Delete implements protocol.Blobs. It removes the index entry. The bytes stay until
+// their segment is freed, so readers that have mapped them are not disturbed.
 func (b blobs) Delete(ctx context.Context, row protocol.BlobRow, before protocol.Epoch) error {
 	if err := b.enterToWrite(ctx); err != nil {
 		return err
@@ -167,11 +176,13 @@ type indexed struct {
 	entry
 }
 
-// indexPart is how many entries are read at a time. Between two parts, another call may open the store for writing,
-// or close it.
+// indexPart is how many entries are read at a time. The store's life is unlocked between
+// two parts, so that another call may open the store for writing, or close it, during a
+// scan of millions of entries.
 const indexPart = 1024
 
-// eachIndexed visits the index in key order. It may miss or visit what is written in the meantime.
+// eachIndexed visits the index in key order, in the caller's goroutine. Entries that are
+// written meanwhile may be visited or not. No lock is held while visit runs.
 func (s *Store) eachIndexed(ctx context.Context, visit func(indexed) error) error {
 	from := []byte{prefixBlob}
 	for {
@@ -191,7 +202,7 @@ func (s *Store) eachIndexed(ctx context.Context, visit func(indexed) error) erro
 	}
 }
 
-// indexPart reads the next entries of the index, from a key of the database on.
+// indexPart reads up to indexPart entries of the index, from a key of the database on.
 func (s *Store) indexPart(ctx context.Context, from []byte) (part []indexed, err error) {
 	if err := s.enter(ctx); err != nil {
 		return nil, err
@@ -221,8 +232,10 @@ func (s *Store) indexPart(ctx context.Context, from []byte) (part []indexed, err
 }
 
 const (
+	// placeShards is the number of shards, so that readers on different CPUs seldom meet
+	// at a lock.
 	placeShards = 64
-	// placesEach is how many blobs a shard holds: 131,072 in all, in some 12 MiB.
+	// placesEach is how many blobs a shard caches: 131,072 in all, in about 12 MiB.
 	placesEach = 2048
 )
 
@@ -238,9 +251,10 @@ type places [placeShards]placeShard
 type placeShard struct {
 	mu      sync.Mutex
 	known   map[schema.Key]segment.Location
-	changes uint64 // changes of entries in this range so far
+	changes uint64 // changes of entries in this range so far; guarded by mu, as is known
 }
 
+// of returns the shard of a key.
 func (p *places) of(key *schema.Key) *placeShard { return &p[key[0]%placeShards] }
 
 // find returns where a blob is, if it is cached. If not, the caller passes changes to put.

@@ -15,21 +15,24 @@ import (
 	"bowstring/schema"
 )
 
-// catalog implements the protocol's Catalog and Members.
+// catalog implements the protocol's Catalog and Members. No other process has the store
+// open, so versions and members are kept in memory.
 type catalog struct{ *Store }
 
-// partitions is the state of the catalog's partitions besides their rows.
+// partitions is the state of the catalog's partitions that is not in the database.
 type partitions struct {
 	mu sync.Mutex
-	// versions are those of partitions that were written or read. They are only of this process, because no other one
-	// has the store open.
+	// versions are those of the partitions that this process has read or written. A
+	// partition with rows from an earlier process begins at version 1.
 	versions map[string]int64
-	// passing are the rows without a meaning to the next process that opens the store, by partition.
+	// passing are the rows that mean nothing to the next process that opens the store, by
+	// partition.
 	passing map[string]map[string][]byte
+	// members is this process, once it has announced itself.
 	members map[string]protocol.Member // this process, once it has announced itself
 }
 
-// rowKey is the database's key of a row of a partition.
+// rowKey is the database key of a partition's row: prefix, name, a zero byte, row.
 func rowKey(partition, row string) []byte { return append(namePrefix(prefixRow, partition), row...) }
 
 // splitRowKey is the inverse of rowKey.
@@ -50,6 +53,7 @@ func (c catalog) Partitions(ctx context.Context) (names []string, err error) {
 	c.partitions.mu.Lock()
 	names = slices.Collect(maps.Keys(c.partitions.versions))
 	c.partitions.mu.Unlock()
+	// Partitions with nothing but passing rows are in memory only.
 	it, err := c.db.NewIter(within(prefixRow))
 	if err != nil {
 		return nil, dbError("read the catalog", err)
@@ -61,6 +65,7 @@ func (c catalog) Partitions(ctx context.Context) (names []string, err error) {
 			return nil, badRowKey(it.Key())
 		}
 		names = append(names, name)
+		// The other rows of the partition are skipped with one seek.
 		next := namePrefix(prefixRow, name)
 		next[len(next)-1]++
 		valid = it.SeekGE(next)
@@ -69,8 +74,9 @@ func (c catalog) Partitions(ctx context.Context) (names []string, err error) {
 	return slices.Compact(names), nil
 }
 
-// Load implements protocol.Catalog. The version is read before the rows: if rows are newer than the version, a swap
-// fails, and they cannot be older.
+// Load implements protocol.Catalog. The version is read before the rows. If a swap comes
+// between the two, the rows are newer than the version, and a swap for that version
+// fails. They cannot be older.
 func (c catalog) Load(ctx context.Context, name string) (p protocol.Partition, err error) {
 	if err := c.enter(ctx); err != nil {
 		return p, err
@@ -116,13 +122,16 @@ func (c catalog) Peek(ctx context.Context, name string, rows ...string) (p proto
 	return p, nil
 }
 
-// known returns the version and the passing rows of a partition.
+// known returns the version and the passing rows of a partition. Rows has no other rows
+// yet.
 func (c catalog) known(name string) (p protocol.Partition, err error) {
 	parts := &c.partitions
 	parts.mu.Lock()
 	defer parts.mu.Unlock()
 	p.Rows = map[string][]byte{}
 	maps.Copy(p.Rows, parts.passing[name])
+	// A version is only kept for partitions that have been read or written by this
+	// process.
 	if p.Version = parts.versions[name]; p.Version > 0 {
 		return p, nil
 	}
@@ -136,7 +145,8 @@ func (c catalog) known(name string) (p protocol.Partition, err error) {
 	return p, dbError("read the catalog", it.Close())
 }
 
-// Swap implements protocol.Catalog.
+// Swap implements protocol.Catalog. Store.catalog serializes swaps. A swap that writes
+// rows is durable when it returns. One of passing rows only changes memory.
 func (c catalog) Swap(ctx context.Context, name string, version int64, swap protocol.Change) error {
 	if err := c.enterToWrite(ctx); err != nil {
 		return err
@@ -144,6 +154,7 @@ func (c catalog) Swap(ctx context.Context, name string, version int64, swap prot
 	defer c.life.RUnlock()
 	c.catalog.Lock()
 	defer c.catalog.Unlock()
+	// The call may have waited for the lock.
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
 	}
@@ -174,7 +185,7 @@ func (c catalog) Swap(ctx context.Context, name string, version int64, swap prot
 	return nil
 }
 
-// swapped records a swap.
+// swapped records a swap that was made.
 func (p *partitions) swapped(name string, version int64, swap protocol.Change) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -192,7 +203,7 @@ func (p *partitions) swapped(name string, version int64, swap protocol.Change) {
 	}
 }
 
-// Announce implements protocol.Members. No other process reads it.
+// Announce implements protocol.Members. The row is read by this process only.
 func (c catalog) Announce(_ context.Context, m protocol.Member) error {
 	p := &c.partitions
 	p.mu.Lock()
@@ -229,7 +240,8 @@ type database struct {
 	blobs
 }
 
-// Sync makes the appended bytes durable; the swap that follows makes the index durable.
+// Sync implements protocol.Blobs. It makes the appended bytes durable. The swap that
+// follows makes the index durable, because the write-ahead log is sequential.
 func (d database) Sync(ctx context.Context) error {
 	s := d.catalog.Store
 	if err := s.enterToWrite(ctx); err != nil {
@@ -239,9 +251,11 @@ func (d database) Sync(ctx context.Context) error {
 	return s.set.Sync()
 }
 
+// badRowKey is the error for a key that rowKey cannot have made.
 func badRowKey(key []byte) error { return fmt.Errorf("%w: a row's key %q", schema.ErrDataLoss, key) }
 
-// value reads a small record, nil if there is none.
+// value reads a small record of the database; nil if there is none. The caller owns the
+// bytes.
 func (s *Store) value(key []byte) ([]byte, error) {
 	v, closer, err := s.db.Get(key)
 	if errors.Is(err, pebble.ErrNotFound) {

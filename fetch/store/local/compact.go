@@ -10,14 +10,19 @@ import (
 	"bowstring/spill/segment"
 )
 
-// worthMoving is the dead share of a segment from which the segment is rewritten.
+// worthMoving is the share of dead bytes from which a segment is rewritten. At 0.3, up to
+// 2.3 bytes are copied for each byte that is freed. After a collection at most 30 % of
+// the segments' bytes are dead.
 const worthMoving = 0.3
 
 // GC implements store.Store.
 //
-// Dead blobs leave the index at once. Segments without live blobs are unlinked; from those that are mostly dead, live
-// blobs are first copied to the active segment. DeadBytes is what the segments hold besides live records, in a dry
-// run the size of dead blobs. FreedBytes is the space of unlinked segments, minus what was copied.
+// Dead blobs leave the index at once. Segments without live blobs are unlinked. From
+// segments with many dead bytes, live blobs are first copied to the active segment.
+//
+// DeadBytes is the size of what the segments hold besides live records; in a dry run it
+// is the size of dead blobs. FreedBytes is the space of unlinked segments, minus what was
+// copied.
 func (s *Store) GC(ctx context.Context, opts store.GCOptions, inUse func() []*schema.Snapshot) (store.GCReport, error) {
 	if err := s.exclude(ctx); err != nil {
 		return store.GCReport{}, err
@@ -29,7 +34,8 @@ func (s *Store) GC(ctx context.Context, opts store.GCOptions, inUse func() []*sc
 	return s.Store.GC(ctx, opts, inUse)
 }
 
-// exclude waits until no other call moves blobs. The caller receives from s.collecting when it is done.
+// exclude waits until no other call moves blobs, and then excludes such calls. The caller
+// receives from s.collecting when it is done.
 func (s *Store) exclude(ctx context.Context) error {
 	select {
 	case s.collecting <- struct{}{}:
@@ -41,7 +47,7 @@ func (s *Store) exclude(ctx context.Context) error {
 	}
 }
 
-// Repair implements store.Store.
+// Repair implements store.Store. The repaired blob is durable when Repair returns.
 func (s *Store) Repair(ctx context.Context, ref schema.BlobRef, data []byte) error {
 	// A collection that moves the old bytes would find the index changed.
 	if err := s.exclude(ctx); err != nil {
@@ -58,7 +64,8 @@ func (s *Store) Repair(ctx context.Context, ref schema.BlobRef, data []byte) err
 	return s.record(change{}) // this syncs the index entry too
 }
 
-// compaction frees the space of dead blobs, after a collection has removed them from the index.
+// compaction frees the space of dead blobs, after a collection has removed them from the
+// index. One goroutine runs it, while puts and reads continue.
 type compaction struct {
 	s      *Store
 	ctx    context.Context // of the call
@@ -67,13 +74,18 @@ type compaction struct {
 	victims map[uint32]int64
 }
 
-// compact ends a collection.
+// compact ends a collection. The protocol calls it when the dead blobs are removed from
+// the index.
 func (s *Store) compact(ctx context.Context, _ store.GCOptions, report *store.GCReport) error {
 	c := &compaction{s: s, ctx: ctx, report: report, victims: map[uint32]int64{}}
+	// The protocol has counted dead blobs. Here segments are counted, with padding and
+	// headers.
 	report.DeadBytes, report.FreedBytes = 0, 0
 	if err := c.choose(); err != nil {
 		return err
 	}
+	// A victim must not grow any more. Then all puts that may have written to it have to
+	// end, and the index has to be durable, before the blobs in it are counted.
 	if active, ok := s.set.Active(); ok {
 		if _, ok := c.victims[active]; ok {
 			s.set.Roll()
@@ -92,7 +104,7 @@ func (s *Store) compact(ctx context.Context, _ store.GCOptions, report *store.GC
 	return c.free()
 }
 
-// choose counts dead bytes and chooses the victims.
+// choose counts the dead bytes of each segment, and chooses the victims.
 func (c *compaction) choose() error {
 	type usage struct{ size, live int64 }
 	segments := map[uint32]*usage{}
@@ -106,6 +118,8 @@ func (c *compaction) choose() error {
 		}
 		return nil
 	})
+	// A segment with few dead bytes stays, because copying its live blobs would cost more
+	// than it frees.
 	for id, u := range segments {
 		dead := u.size - segment.HeaderSize - u.live
 		c.report.DeadBytes += dead
@@ -116,8 +130,9 @@ func (c *compaction) choose() error {
 	return err
 }
 
-// countLive counts the blobs in the victims, which are sealed by now. All of them must be moved before a victim is
-// freed.
+// countLive counts the live blobs in the victims, which are sealed. A victim is freed
+// only if as many blobs were moved, so that an undetected damage of the segment cannot
+// lose an intact blob.
 func (c *compaction) countLive() error {
 	if len(c.victims) == 0 {
 		return nil
@@ -131,7 +146,8 @@ func (c *compaction) countLive() error {
 	})
 }
 
-// free empties the victims and unlinks them, empty ones first.
+// free moves the live blobs of the victims and unlinks these. Empty victims come first,
+// because they give room for the copies.
 func (c *compaction) free() error {
 	for id, live := range c.victims {
 		if live == 0 {
@@ -148,6 +164,8 @@ func (c *compaction) free() error {
 		if err != nil {
 			return err
 		}
+		// The scan of a damaged segment misses blobs that can perhaps still be read. The
+		// segment is kept.
 		if moved != live {
 			c.s.log.Error("a segment is damaged and was not freed", "segment", id, "live", live, "found", moved)
 			continue
@@ -160,7 +178,8 @@ func (c *compaction) free() error {
 	return nil
 }
 
-// retire records that the index does not name a segment any more, durably, and unlinks it.
+// retire unlinks a segment that no index entry names any more. It records that first,
+// durably.
 func (c *compaction) retire(id uint32) error {
 	size := c.s.set.Segment(id).Size()
 	// The record stays, because a file without a record is kept.
@@ -174,8 +193,9 @@ func (c *compaction) retire(id uint32) error {
 	return nil
 }
 
-// settlePuts waits for puts in flight. A put may have written to a segment that is sealed by now, and its index entry
-// must be there before the index is read for what the segment still holds.
+// settlePuts waits for running puts. Such a put may have written to a segment that is
+// sealed by now. Its index entry must exist before the index is read for what the segment
+// still holds.
 func (s *Store) settlePuts() {
 	for i := range s.stripes {
 		s.stripes[i].Lock()
@@ -183,21 +203,23 @@ func (s *Store) settlePuts() {
 	}
 }
 
-// record commits a synced batch, which also makes earlier writes to the database durable.
+// record commits a synced batch. That also makes all earlier writes to the database
+// durable.
 func (s *Store) record(rows change) error {
 	s.catalog.Lock()
 	defer s.catalog.Unlock()
 	return s.update(rows)
 }
 
-// Bounds of what is copied from a segment between two syncs.
+// Bounds of what is copied from a segment between two syncs. The list of moves is in
+// memory, and a sync takes about as long as writing some megabytes.
 const (
 	moveBlobs = 4096
 	moveBytes = 64 << 20
 )
 
-// evacuate copies the live blobs of a victim to the active segment and makes the index name the copies. It returns
-// their number, and the space they take.
+// evacuate copies the live blobs of a victim to the active segment, and makes the index
+// name the copies. It returns the number of blobs, and the space that the copies take.
 func (c *compaction) evacuate(id uint32) (moved, copied int64, err error) {
 	s := c.s
 	type move struct {
@@ -236,6 +258,8 @@ func (c *compaction) evacuate(id uint32) (moved, copied int64, err error) {
 		} else if err != nil {
 			return moved, copied, err
 		}
+		// A record is live only if the index names this very place: the blob may have
+		// been deleted, or have a newer copy elsewhere.
 		from := segment.Location{Segment: id, Offset: rec.Offset, Length: rec.Length}
 		e, ok, err := s.entry(rec.Key)
 		if err != nil {
@@ -244,6 +268,7 @@ func (c *compaction) evacuate(id uint32) (moved, copied int64, err error) {
 		if rec.Void || !ok || e.Location != from {
 			continue
 		}
+		// The copy is appended now, and the index names it after the next sync.
 		to, err := s.copyBlob(&rec.Key, e)
 		if err != nil {
 			return moved, copied, err
@@ -259,7 +284,8 @@ func (c *compaction) evacuate(id uint32) (moved, copied int64, err error) {
 	return moved, copied, err
 }
 
-// copyBlob appends a copy of a blob with its recorded checksum, so that damage is also detected in the copy.
+// copyBlob appends a copy of a blob. The copy has the recorded checksum and not a new
+// one, so that damage of the original is detected in the copy as well.
 func (s *Store) copyBlob(key *schema.Key, e entry) (segment.Location, error) {
 	b, err := s.set.Get(e.Location)
 	if err != nil {
@@ -273,7 +299,9 @@ func (s *Store) copyBlob(key *schema.Key, e entry) (segment.Location, error) {
 	return to, nil
 }
 
-// relocate makes the index name a blob's copy.
+// relocate makes the index name a blob's copy. Only collections and repairs move blobs,
+// and they exclude each other, so a blob that has moved meanwhile is a
+// schema.ErrDataLoss.
 func (s *Store) relocate(key *schema.Key, from, to segment.Location) error {
 	stripe := s.stripe(key)
 	stripe.Lock()

@@ -24,17 +24,19 @@ import (
 	"bowstring/spill/segment"
 )
 
-// mode is how a database is opened.
+// mode is how the database is opened.
 type mode int
 
 const (
-	// reading changes no file in any case.
+	// reading changes no file, even if the database was not closed.
 	reading mode = iota
 	// writing creates the database if there is none.
 	writing
 )
 
-// openDatabase opens the database in dir. If its files are damaged, it returns a schema.ErrDataLoss.
+// openDatabase opens the database in dir. If its files are damaged, it returns a
+// schema.ErrDataLoss. Errors of the environment, such as a full disk, are returned as
+// they are.
 func openDatabase(dir string, opts Options, m mode) (db *pebble.DB, err error) {
 	fs := guardFS{opts.fs}
 	if err := checkManifest(fs, dir); err != nil {
@@ -57,6 +59,7 @@ func openDatabase(dir string, opts Options, m mode) (db *pebble.DB, err error) {
 		po.Levels[i].FilterPolicy = bloom.FilterPolicy(10)
 		po.Levels[i].BlockSize = 16 << 10
 	}
+	// A damaged database may panic.
 	defer func() {
 		// The database may panic if it is damaged.
 		if p := recover(); p != nil {
@@ -73,8 +76,8 @@ func openDatabase(dir string, opts Options, m mode) (db *pebble.DB, err error) {
 	return nil, damaged("open the database "+dir, err)
 }
 
-// newDatabase creates an empty database. Only the owner may read it, because a parent directory may have wider
-// permissions.
+// newDatabase creates an empty database. Only its owner may read it, even if a parent
+// directory has wider permissions.
 func newDatabase(dir string, opts Options) error {
 	db, err := openDatabase(dir, opts, writing)
 	if err != nil {
@@ -86,15 +89,16 @@ func newDatabase(dir string, opts Options) error {
 	return errors.Join(err, db.Close())
 }
 
-// listener prevents that the database ends the process when it finds damage. Reads of damaged data return an error.
+// listener keeps the database from ending the process when it finds damage. Reads of
+// damaged data return an error instead.
 func listener(log *slog.Logger) *pebble.EventListener {
 	return &pebble.EventListener{DataCorruption: func(info pebble.DataCorruptionInfo) {
 		log.Debug("a file of the database is damaged", "file", info.Path)
 	}}
 }
 
-// environmental reports whether an error in opening the database is due to the environment of the process, and says
-// nothing about the files.
+// environmental reports whether opening the database failed because of the process's
+// environment. Such an error says nothing about the files.
 func environmental(err error) bool {
 	var no syscall.Errno
 	return errors.As(err, &no) && slices.Contains([]syscall.Errno{
@@ -103,15 +107,16 @@ func environmental(err error) bool {
 	}, no)
 }
 
-// damaged is the schema.ErrDataLoss of a damaged database, on one line: some of the database's errors have several
-// lines, and stacks.
+// damaged returns the schema.ErrDataLoss for a damaged database, on one line. Some of the
+// database's errors have several lines, and stacks.
 func damaged(doing string, err error) error {
 	text, _, _ := strings.Cut(err.Error(), "\n")
 	return fmt.Errorf("%w: %s: %s; what is whole can be brought back: bowstring store rebuild", schema.ErrDataLoss,
 		doing, text)
 }
 
-// dbError is the error of an operation on the database.
+// dbError adds to an error of the database what was being done, and recognizes damage.
+// nil stays nil.
 func dbError(doing string, err error) error {
 	if err == nil {
 		return nil
@@ -122,7 +127,7 @@ func dbError(doing string, err error) error {
 	return fmt.Errorf("%s: %w", doing, err)
 }
 
-// defaultFS is the file system of the database and of the journal.
+// defaultFS returns fs, or the operating system's for nil.
 func defaultFS(fs vfs.FS) vfs.FS {
 	if fs == nil {
 		return vfs.Default
@@ -130,12 +135,13 @@ func defaultFS(fs vfs.FS) vfs.FS {
 	return fs
 }
 
-// state is how the store was left.
+// state is the record of how the store was left.
 type state struct {
-	Clean bool   `json:"clean"` // closed cleanly
+	Clean bool   `json:"clean"` // the last process closed the store
 	Boot  string `json:"boot"`  // boot id of the kernel at the last write
 }
 
+// encode returns the record's JSON.
 func (st state) encode() []byte {
 	return fmt.Appendf(nil, `{"clean":%t,"boot":%q}`, st.Clean, st.Boot)
 }
@@ -155,36 +161,45 @@ var (
 	keyVersion = []byte("m/version") // of the catalog: its last change and the digest of its rows
 )
 
+// blobKey writes the key of a blob's entry into buf, so that a look-up allocates nothing.
 func blobKey(buf *[33]byte, k *schema.Key) []byte {
 	buf[0] = prefixBlob
 	copy(buf[1:], k[:])
 	return buf[:]
 }
 
+// namePrefix is the common prefix of the rows of a partition.
 func namePrefix(prefix byte, dataset string) []byte {
 	return append(append([]byte{prefix}, dataset...), 0)
 }
 
+// segmentKey is the key of a segment's record. It is big-endian, so that keys sort by
+// number.
 func segmentKey(id uint32) []byte { return binary.BigEndian.AppendUint32([]byte{prefixSegment}, id) }
 
+// freedKey is the key of the row that says that a segment may be unlinked.
 func freedKey(id uint32) []byte { return binary.BigEndian.AppendUint32([]byte{prefixFreed}, id) }
 
-// within bounds an iterator to the keys that begin with prefix.
+// within returns the bounds of an iterator over the keys with a prefix.
 func within(prefix ...byte) *pebble.IterOptions {
 	upper := append([]byte(nil), prefix...)
 	upper[len(upper)-1]++
 	return &pebble.IterOptions{LowerBound: prefix, UpperBound: upper}
 }
 
-// entry is where a blob is, and the epoch of its last put or touch.
+// entry is the index entry of a blob: where it is, its checksum, and the epoch of its
+// last put or touch.
 type entry struct {
 	segment.Location
 	sum   schema.Sum
 	touch uint32
 }
 
+// entrySize is the size of an encoded entry: segment u32, touch u32, offset, length and
+// checksum u64, little-endian.
 const entrySize = 32
 
+// encode writes the entry into buf, and returns it as a slice.
 func (e entry) encode(buf *[entrySize]byte) []byte {
 	binary.LittleEndian.PutUint32(buf[0:], e.Segment)
 	binary.LittleEndian.PutUint32(buf[4:], e.touch)
@@ -194,6 +209,7 @@ func (e entry) encode(buf *[entrySize]byte) []byte {
 	return buf[:]
 }
 
+// decodeEntry is the inverse of encode. The result refers to no memory of v.
 func decodeEntry(v []byte) (entry, error) {
 	if len(v) != entrySize {
 		return entry{}, fmt.Errorf("%w: an index entry of %d bytes, not %d", schema.ErrDataLoss, len(v), entrySize)
@@ -213,14 +229,16 @@ func decodeEntry(v []byte) (entry, error) {
 // segmentRecord is the catalog's record of a segment file.
 type segmentRecord struct {
 	durable int64 // bytes known to be on stable storage
-	end     int64 // final end of the trusted data; 0: the end of the file
+	end     int64 // end of the trusted data, once a crash has left a damaged tail; 0: the end of the file
 }
 
+// encode returns both numbers as u64, little-endian.
 func (r segmentRecord) encode() []byte {
 	b := binary.LittleEndian.AppendUint64(nil, uint64(r.durable))
 	return binary.LittleEndian.AppendUint64(b, uint64(r.end))
 }
 
+// decodeSegmentRecord is the inverse of encode.
 func decodeSegmentRecord(v []byte) (segmentRecord, error) {
 	if len(v) != 16 {
 		return segmentRecord{}, fmt.Errorf("%w: a segment record of %d bytes, not 16", schema.ErrDataLoss, len(v))
@@ -232,15 +250,19 @@ func decodeSegmentRecord(v []byte) (segmentRecord, error) {
 	return r, nil
 }
 
-// count is a number of blobs and their bytes. Changes are merged into the database in the batch that changes the
-// index, so that both agree after any crash.
+// count is a number of blobs and of their bytes, or a change of these. Changes are merged
+// into the database in the batch that changes the index, so that both agree after any
+// crash.
 type count struct{ blobs, bytes int64 }
 
+// encode returns both numbers as u64, little-endian. Negative ones are in two's
+// complement.
 func (c count) encode() []byte {
 	b := binary.LittleEndian.AppendUint64(nil, uint64(c.blobs))
 	return binary.LittleEndian.AppendUint64(b, uint64(c.bytes))
 }
 
+// add adds an encoded count.
 func (c *count) add(v []byte) error {
 	if len(v) != 16 {
 		return fmt.Errorf("%w: a count of %d bytes, not 16", schema.ErrDataLoss, len(v))
@@ -259,6 +281,7 @@ func (c *count) MergeOlder(v []byte) error { return c.add(v) }
 // Finish implements pebble.ValueMerger.
 func (c *count) Finish(bool) ([]byte, io.Closer, error) { return c.encode(), nil, nil }
 
+// countMerger adds counts in the database. Its name is stored there, and must not change.
 var countMerger = &pebble.Merger{
 	Name: "bowstring.count.1",
 	Merge: func(_, v []byte) (pebble.ValueMerger, error) {
@@ -267,9 +290,10 @@ var countMerger = &pebble.Merger{
 	},
 }
 
-// The database takes the first invalid record in its manifest for the manifest's end, and then deletes every table
-// that the manifest does not name. So each manifest has a companion file that records, after each sync, how much of
-// the manifest is on stable storage, and its checksum.
+// The database takes the first invalid record in its manifest for the manifest's end. It
+// then deletes every table that the manifest does not name. So a damaged manifest could
+// delete the whole database. Each manifest therefore has a companion file. After each
+// sync it records how much of the manifest is on stable storage, and its checksum.
 const (
 	manifestPrefix = "MANIFEST-"
 	sumSuffix      = ".sum"
@@ -278,9 +302,10 @@ const (
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
-// guardFS is the database's file system. It writes the companion files.
+// guardFS is the database's file system. It writes the companion files of manifests.
 type guardFS struct{ vfs.FS }
 
+// isManifest reports whether a file is a manifest of the database.
 func (g guardFS) isManifest(name string) bool {
 	base := g.PathBase(name)
 	return strings.HasPrefix(base, manifestPrefix) && !strings.HasSuffix(base, sumSuffix)
@@ -313,12 +338,13 @@ func (g guardFS) Remove(name string) error {
 // Unwrap implements vfs.FS.
 func (g guardFS) Unwrap() vfs.FS { return g.FS }
 
-// guardedFile is a manifest that is being written.
+// guardedFile is a manifest that is being written. The database uses it from one
+// goroutine at a time.
 type guardedFile struct {
 	vfs.File
 	sums vfs.File
-	sum  *xxh3.Hasher
-	size uint64
+	sum  *xxh3.Hasher // of everything that was written
+	size uint64       // bytes written
 }
 
 // Write implements vfs.File.
@@ -329,7 +355,8 @@ func (f *guardedFile) Write(b []byte) (int, error) {
 	return n, err
 }
 
-// Sync implements vfs.File. After it has returned, the database deletes what the manifest does not need any more.
+// Sync implements vfs.File. When it has returned, the database deletes what the manifest
+// does not need any more. So the companion is synced before that.
 func (f *guardedFile) Sync() error {
 	if err := f.File.Sync(); err != nil {
 		return err
@@ -349,8 +376,8 @@ func (f *guardedFile) SyncData() error { return f.Sync() }
 // Close implements vfs.File.
 func (f *guardedFile) Close() error { return errors.Join(f.File.Close(), f.sums.Close()) }
 
-// checkManifest compares the manifest of the database in dir with its companion file. A database of an older program
-// has none, and passes.
+// checkManifest compares the manifest of the database in dir with its companion file. The
+// database of an older program has none, and passes.
 func checkManifest(g guardFS, dir string) error {
 	desc, err := pebble.Peek(dir, g)
 	if errors.Is(err, fs.ErrNotExist) || err == nil && !desc.Exists {
@@ -372,7 +399,8 @@ func checkManifest(g guardFS, dir string) error {
 	return nil
 }
 
-// lastSum returns the last complete record of a companion file, zeros if there is none.
+// lastSum returns the last complete record of a companion file; zeros if there is none.
+// The last record may be incomplete after a crash.
 func lastSum(fsys vfs.FS, path string) (size, sum uint64, err error) {
 	data, err := readFile(fsys, path)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -388,6 +416,7 @@ func lastSum(fsys vfs.FS, path string) (size, sum uint64, err error) {
 	return size, sum, nil
 }
 
+// readFile reads a file of a vfs.FS.
 func readFile(fsys vfs.FS, path string) (data []byte, err error) {
 	f, err := fsys.Open(path)
 	if err != nil {

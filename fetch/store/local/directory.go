@@ -18,6 +18,8 @@ import (
 	"bowstring/spill/segment"
 )
 
+// Names in the directory, and the format that FORMAT names. docs/formats.md describes
+// them.
 const (
 	formatFile   = "FORMAT"
 	formatTemp   = "FORMAT.tmp"
@@ -34,8 +36,8 @@ type format struct {
 	Version int    `json:"version"`
 }
 
-// checkDirectory reports whether dir holds a store with its database. It returns an error for a directory that is
-// neither a store nor empty. It changes nothing.
+// checkDirectory reports whether dir holds a store with its database. A directory that is
+// neither a store nor empty is an error. checkDirectory changes nothing.
 func checkDirectory(dir string) (exists bool, err error) {
 	if exists, err = checkFormat(dir); err != nil || !exists {
 		return exists, err
@@ -79,6 +81,8 @@ func checkFormat(dir string) (exists bool, err error) {
 		return false, fmt.Errorf("%w: %s is not a Bowstring store: its file %s does not say {\"format\":%q,…}",
 			schema.ErrInvalid, dir, formatFile, formatName)
 	}
+	// A newer format may need rules that this program does not know, so nothing is
+	// opened.
 	if f.Version != formatNumber {
 		return false, fmt.Errorf("%w: the store in %s has format version %d, this program reads version %d; use the "+
 			"release of Bowstring that wrote it, or a newer one",
@@ -87,8 +91,8 @@ func checkFormat(dir string) (exists bool, err error) {
 	return true, nil
 }
 
-// createDirectory makes an empty directory a store. FORMAT comes first, because a directory without it never counts
-// as a store.
+// createDirectory makes an empty directory a store. FORMAT is written first and by
+// rename, because a directory without it does not count as a store.
 func createDirectory(dir string) error {
 	data, err := json.Marshal(format{formatName, formatNumber})
 	if err != nil {
@@ -112,8 +116,9 @@ func createDirectory(dir string) error {
 	return segment.SyncDir(dir)
 }
 
-// holder is the content of the file LOCK: the process that has the store open. The lock itself is the kernel's
-// (flock) and ends with the process, so a dead process does not keep the directory locked.
+// holder is the content of the file LOCK: the process that has the store open. The lock
+// itself is the kernel's (flock) and ends with the process, so a dead process keeps no
+// directory locked.
 type holder struct {
 	PID     int       `json:"pid"`
 	Host    string    `json:"host"`
@@ -122,6 +127,7 @@ type holder struct {
 	Address string    `json:"address,omitempty"` // of its server, if there is one
 }
 
+// dirLock is the lock of a directory while this process has it.
 type dirLock struct {
 	file *os.File
 
@@ -129,7 +135,8 @@ type dirLock struct {
 	self holder
 }
 
-// lockDirectory takes the lock of dir, or returns a schema.ErrUnavailable that names the holder.
+// lockDirectory locks dir, and writes this process into LOCK. If another process has the
+// lock, it returns a schema.ErrUnavailable that names that process.
 func lockDirectory(dir string) (*dirLock, error) {
 	f, err := os.OpenFile(filepath.Join(dir, lockFile), os.O_RDWR|os.O_CREATE, 0o600)
 	if err != nil {
@@ -160,7 +167,7 @@ func lockDirectory(dir string) (*dirLock, error) {
 	return l, nil
 }
 
-// inUse describes the holder of the lock file f.
+// inUse returns the error that describes the holder of the lock file f.
 func inUse(dir string, f *os.File) error {
 	buf := make([]byte, 64<<10)
 	n, _ := f.ReadAt(buf, 0) // an unreadable file is described as unknown
@@ -179,6 +186,7 @@ func inUse(dir string, f *os.File) error {
 	return fmt.Errorf("%w: %s", schema.ErrUnavailable, msg)
 }
 
+// setAddr records the address of this process's server.
 func (l *dirLock) setAddr(addr string) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -186,12 +194,15 @@ func (l *dirLock) setAddr(addr string) error {
 	return l.write()
 }
 
-// write replaces the file's content.
+// write replaces the content of LOCK. A reader may see a mixture of two contents, and
+// then reports an unknown process.
 func (l *dirLock) write() error {
 	data, err := json.Marshal(l.self)
 	if err != nil {
 		return err
 	}
+	// The content is overwritten in place and then cut, because a rename would replace
+	// the locked file.
 	data = append(data, '\n')
 	if _, err := l.file.WriteAt(data, 0); err != nil {
 		return err
@@ -199,9 +210,10 @@ func (l *dirLock) write() error {
 	return l.file.Truncate(int64(len(data)))
 }
 
-// release releases the directory. The file stays: if it were unlinked, two processes could lock two files of the same
-// name. Closing it would not release the lock, because a child process that is being started has the open file, with
-// the lock, until it runs its own program.
+// release unlocks the directory. The file stays: if it were unlinked, two processes could
+// lock two files of the same name. Closing the file alone would not unlock it, because a
+// child process that is being started has the open file, with the lock, until it runs its
+// own program.
 func (l *dirLock) release() error {
 	return errors.Join(l.file.Truncate(0), unix.Flock(int(l.file.Fd()), unix.LOCK_UN), l.file.Close())
 }

@@ -31,10 +31,10 @@ const (
 	checkSegments = "segments"
 )
 
-// spaceLow is the free space below which imports will soon fail.
+// spaceLow is the free disk space below which imports will soon fail.
 const spaceLow = 5 << 30
 
-// networks are file systems whose server may lose locks or synced data.
+// networks are the network file systems, whose servers may lose locks or synced data.
 var networks = map[int64]string{
 	unix.NFS_SUPER_MAGIC: "NFS", unix.SMB_SUPER_MAGIC: "SMB", unix.CIFS_SUPER_MAGIC: "SMB",
 	unix.SMB2_SUPER_MAGIC: "SMB",
@@ -42,8 +42,9 @@ var networks = map[int64]string{
 	unix.FUSE_SUPER_MAGIC: "FUSE",
 }
 
-// Examine checks the directory of a store and its disk without opening the store: it changes nothing, and the store
-// may be in use. cheap leaves out checks that write or take longer than some milliseconds.
+// Examine checks the directory of a store and its disk without opening the store. It
+// changes nothing, and the store may be in use. If cheap is set, it leaves out checks
+// that write or take longer than some milliseconds.
 func Examine(dir string, cheap bool) store.Findings {
 	e := examination{dir: dir}
 	exists, err := checkDirectory(dir)
@@ -73,7 +74,7 @@ type examination struct {
 	dir string
 }
 
-// rights checks who may read the store.
+// rights checks who may read and write the store.
 func (e *examination) rights() {
 	info, err := os.Stat(e.dir)
 	switch {
@@ -121,7 +122,8 @@ func (e *examination) system() {
 	}
 }
 
-// sync writes a file and syncs it: some file systems accept writes and fail only here.
+// sync writes a file and syncs it. Some file systems accept writes and fail only at the
+// sync.
 func (e *examination) sync() {
 	err := func() (err error) {
 		f, err := os.CreateTemp(e.dir, ".doctor-*")
@@ -161,6 +163,7 @@ func (e *examination) contents() {
 		}
 		e.OK(checkOwner, "by no process")
 	}
+	// The shared lock is held meanwhile, so that no process opens the store for writing.
 	if err := e.database(); err != nil {
 		e.Problem(checkIndex, "keep a copy of the directory before anything else is done to it",
 			"the database cannot be read: %v", err)
@@ -168,14 +171,15 @@ func (e *examination) contents() {
 }
 
 // database opens the database read-only, and reports its last shutdown, counts and
-// segments. It runs only if no process has the store open, as pebble cannot read a
-// database that is written to.
+// segments. It runs only if no process has the store open, because pebble cannot read a
+// database that another process writes to.
 func (e *examination) database() (err error) {
 	dir := filepath.Join(e.dir, pebbleDir)
 	if _, err := os.Stat(dir); errors.Is(err, fs.ErrNotExist) {
 		e.OK(checkIndex, "the store is empty")
 		return nil
 	}
+	// The merger and the format version must be those of openDatabase.
 	db, err := pebble.Open(dir, &pebble.Options{
 		ReadOnly: true, Merger: countMerger, FormatMajorVersion: pebble.FormatTableFormatV6, Logger: unheard{},
 	})
@@ -210,8 +214,8 @@ func (e *examination) database() (err error) {
 	return e.segments(s)
 }
 
-// segments compares the files with those in the index. A missing file is a loss; a file
-// that the index does not know is a sign that an older copy of the index was put back.
+// segments compares the files with the records in the database. A missing file is a loss.
+// An unknown file is a sign that an older copy of the database was restored.
 func (e *examination) segments(s *Store) error {
 	records, err := s.segmentRecords()
 	if err != nil {
@@ -257,7 +261,7 @@ func (e *examination) segments(s *Store) error {
 	return nil
 }
 
-// few lists some names and counts the rest.
+// few lists some of the names, and the number of the others.
 func few(names []string) string {
 	const most = 5
 	if more := len(names) - most; more > 0 {
@@ -266,7 +270,7 @@ func few(names []string) string {
 	return strings.Join(names, ", ")
 }
 
-// sizeOf is the size of the files of a directory, ignoring errors.
+// sizeOf is the size of the files in a directory. It ignores errors.
 func sizeOf(dir string) (total uint64) {
 	entries, _ := os.ReadDir(dir)
 	for _, entry := range entries {
@@ -277,7 +281,7 @@ func sizeOf(dir string) (total uint64) {
 	return total
 }
 
-// unheard drops the database's messages, because its errors are returned.
+// unheard drops the database's messages. Its errors are returned.
 type unheard struct{}
 
 func (unheard) Infof(string, ...any)  {}

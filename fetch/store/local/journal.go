@@ -21,18 +21,20 @@ import (
 	"bowstring/spill/segment"
 )
 
-// The journal is a second copy of the catalog beside the database: all rows as of some change, followed by every
-// later synced change, by number. The package documentation says what the two copies are for.
+// The journal is a second copy of the catalog beside the database: all rows as of some
+// change, followed by every later synced change, in order. The package documentation says
+// what the two copies are for. docs/formats.md describes the records.
 const (
 	journalDir    = "journal"
 	journalSuffix = ".log"
-	journalHeader = 48
+	journalHeader = 48 // size of a record's header
 	// A new journal file is begun when the changes in it exceed this size, and twice the size of the rows that it
 	// began with.
 	journalGrown = 4 << 20
 	journalPart  = 1 << 20 // size of a record of the initial rows
 )
 
+// journalMagic begins each record. After damage the reader looks for the next one.
 var journalMagic = [4]byte{'B', 'J', 'R', 'N'}
 
 // The kinds of records.
@@ -42,16 +44,19 @@ const (
 	recordChange = 3 // rows that were set or deleted
 )
 
-// version numbers the changes of a catalog, and has a digest of its rows that does not depend on their order.
+// version is the number of a catalog's last change, and a digest of its rows that does
+// not depend on their order. So the digest can be updated from the changed rows alone.
 type version struct {
 	change uint64
 	digest uint64
 }
 
+// encode returns change and digest as u64, little-endian.
 func (v version) encode() []byte {
 	return binary.LittleEndian.AppendUint64(binary.LittleEndian.AppendUint64(nil, v.change), v.digest)
 }
 
+// decodeVersion is the inverse of encode.
 func decodeVersion(b []byte) (version, error) {
 	if len(b) != 16 {
 		return version{}, fmt.Errorf("%w: the catalog's version has %d bytes, not 16", schema.ErrDataLoss, len(b))
@@ -62,10 +67,11 @@ func decodeVersion(b []byte) (version, error) {
 // change is rows by key. A nil row is deleted.
 type change map[string][]byte
 
-// rowDigest is a row's part of a version's digest.
+// rowDigest is the contribution of a row to a version's digest. The key is the seed, so
+// that values that are exchanged between two rows change the sum.
 func rowDigest(key string, value []byte) uint64 { return xxh3.HashSeed(value, xxh3.HashString(key)) }
 
-// rowsDigest is the digest of rows.
+// rowsDigest is the digest of rows: the sum of theirs, modulo 2^64.
 func rowsDigest(rows change) (sum uint64) {
 	for k, v := range rows {
 		sum += rowDigest(k, v)
@@ -73,6 +79,8 @@ func rowsDigest(rows change) (sum uint64) {
 	return sum
 }
 
+// encode returns the rows in key order: length of the key and the key, length of the
+// value plus 1 and the value; 0 for a deleted row. Lengths are varints.
 func (c change) encode() []byte {
 	var b []byte
 	for _, k := range slices.Sorted(maps.Keys(c)) {
@@ -87,7 +95,7 @@ func (c change) encode() []byte {
 	return b
 }
 
-// apply applies an encoded change.
+// apply applies an encoded change to the rows of c.
 func (c change) apply(b []byte) error {
 	take := func() ([]byte, uint64, bool) {
 		n, w := binary.Uvarint(b)
@@ -118,19 +126,21 @@ func (c change) apply(b []byte) error {
 	return nil
 }
 
-// journal is the journal being written. Store.catalog guards it.
+// journal is the journal that is being written. Store.catalog guards it.
 type journal struct {
 	fs     vfs.FS
 	dir    string
 	file   vfs.File // nil before the first change
 	number uint64   // of the newest file
-	began  int64    // size of its initial rows
-	size   int64
+	began  int64    // size of its initial rows, in bytes
+	size   int64    // size of the file, in bytes
+	// failed is the error of a change that the database has and the journal may not have.
+	// After it no more changes are accepted, because the journal would have a gap.
 	failed error // the error of a change that the database has and the journal may not have
 }
 
-// write makes a change durable that the database has made, as version v. rows are all rows of the catalog, for a new
-// journal file.
+// write makes a change durable in the journal, after the database has made it, as version
+// v. rows yields all rows of the catalog, in case a new file is begun.
 func (j *journal) write(c change, v version, rows iter.Seq2[change, error]) error {
 	if j.failed == nil {
 		if j.file == nil || j.size-j.began > max(journalGrown, 2*j.began) {
@@ -145,7 +155,8 @@ func (j *journal) write(c change, v version, rows iter.Seq2[change, error]) erro
 	return j.failed
 }
 
-// begin begins a new file, then removes the older ones.
+// begin begins a new file with all rows, and then removes the older files. Until the new
+// file is complete and synced, the older one stays.
 func (j *journal) begin(v version, rows iter.Seq2[change, error]) error {
 	if err := j.close(); err != nil {
 		return err
@@ -153,6 +164,7 @@ func (j *journal) begin(v version, rows iter.Seq2[change, error]) error {
 	if err := errors.Join(j.fs.MkdirAll(j.dir, 0o700), syncDir(j.fs, j.fs.PathDir(j.dir))); err != nil {
 		return err
 	}
+	// Older files are removed only after the new one is complete and durable.
 	old, err := journalFiles(j.fs, j.dir)
 	if err != nil {
 		return err
@@ -186,11 +198,12 @@ func (j *journal) begin(v version, rows iter.Seq2[change, error]) error {
 	return syncDir(j.fs, j.dir)
 }
 
+// path is the path of the n-th file.
 func (j *journal) path(n uint64) string {
 	return j.fs.PathJoin(j.dir, fmt.Sprintf("%08d%s", n, journalSuffix))
 }
 
-// record appends a record.
+// record appends a record. It does not sync.
 func (j *journal) record(kind uint32, v version, payload []byte) error {
 	b := append(make([]byte, 0, journalHeader+len(payload)), journalMagic[:]...)
 	b = binary.LittleEndian.AppendUint32(b, kind)
@@ -204,8 +217,10 @@ func (j *journal) record(kind uint32, v version, payload []byte) error {
 	return err
 }
 
+// sync makes the records durable.
 func (j *journal) sync() error { return j.file.SyncData() }
 
+// close closes the file. The next change begins a new one.
 func (j *journal) close() error {
 	if j.file == nil {
 		return nil
@@ -215,18 +230,19 @@ func (j *journal) close() error {
 	return err
 }
 
-// history is the content of a journal.
+// history is the content of a journal that was read.
 type history struct {
 	rows    change
 	version // of these rows
-	// seen is the number of the newest change of which the journal has a trace.
+	// seen is the greatest number of a change of which the journal has a trace.
 	seen uint64
 	// damage is the error of an unreadable part. Then rows may be missing, or deleted ones present.
 	damage error
 }
 
-// readJournal reads the journal in dir. A missing journal is at change 0. An incomplete last record is ignored,
-// because its change was never acknowledged.
+// readJournal reads the journal in dir. A missing journal has change 0. An incomplete
+// last record is ignored, because its change was never acknowledged. If there are several
+// files, the newest complete one counts.
 func readJournal(fsys vfs.FS, dir string) (history, error) {
 	newest := history{rows: change{}}
 	numbers, err := journalFiles(fsys, dir)
@@ -255,7 +271,8 @@ func readJournal(fsys vfs.FS, dir string) (history, error) {
 	return newest, nil
 }
 
-// parseJournal reads the records, and reports whether the file has its initial rows.
+// parseJournal reads the records of a file, and reports whether it has all initial rows.
+// Damage between intact records is noted, and reading continues after it.
 func parseJournal(data []byte) (h history, begun bool) {
 	h.rows = change{}
 	note := func(at int, what string) {
@@ -263,6 +280,8 @@ func parseJournal(data []byte) (h history, begun bool) {
 			h.damage = fmt.Errorf("%w: offset %d: %s", schema.ErrDataLoss, at, what)
 		}
 	}
+	// An invalid stretch at the end of the file is a write that was interrupted. Before a
+	// valid record it is damage.
 	torn := -1
 	for at := 0; at < len(data); {
 		kind, v, payload, next, reason := parseRecord(data, at)
@@ -301,7 +320,8 @@ func parseJournal(data []byte) (h history, begun bool) {
 	return h, begun
 }
 
-// parseRecord reads the record at an offset. Its payload is nil if only the payload is damaged.
+// parseRecord reads the record at an offset; reason says why there is none. If only the
+// payload is damaged, payload is nil.
 func parseRecord(data []byte, at int) (kind uint32, v version, payload []byte, next int, reason string) {
 	b := data[at:]
 	if len(b) < journalHeader || [4]byte(b[:4]) != journalMagic ||
@@ -340,6 +360,7 @@ func journalFiles(fsys vfs.FS, dir string) (numbers []uint64, err error) {
 	return numbers, nil
 }
 
+// syncDir makes the entries of a directory durable.
 func syncDir(fsys vfs.FS, dir string) error {
 	if fsys == vfs.Default {
 		return segment.SyncDir(dir)
@@ -354,12 +375,15 @@ func syncDir(fsys vfs.FS, dir string) error {
 // mirrored are the prefixes of the rows that are also in the journal.
 var mirrored = [][]byte{{prefixRow}, {prefixFreed}, {prefixSegment}, keySegment}
 
+// isMirrored reports whether a row is also in the journal.
 func isMirrored(key string) bool {
 	return slices.ContainsFunc(mirrored, func(prefix []byte) bool { return bytes.HasPrefix([]byte(key), prefix) })
 }
 
-// update commits a change in a synced batch, together with the synced lengths of the segments, and writes it to the
-// journal. s.catalog is held.
+// update commits a change in a synced batch, with the synced lengths of the segments, and
+// then writes it to the journal. The order matters: Open refuses a database that is
+// behind its journal, and accepts a journal that is one change behind. The caller holds
+// s.catalog.
 func (s *Store) update(c change) error {
 	if err := s.journal.failed; err != nil {
 		return err
@@ -370,6 +394,8 @@ func (s *Store) update(c change) error {
 	}
 	b := s.db.NewBatch()
 	defer b.Close()
+	// The digest changes by the changed rows: the old values are subtracted, the new ones
+	// added.
 	next, noted := version{s.version.change + 1, s.version.digest}, change{}
 	for _, key := range slices.Sorted(maps.Keys(c)) {
 		if isMirrored(key) {
@@ -402,8 +428,8 @@ func (s *Store) update(c change) error {
 	return s.journal.write(noted, next, s.mirroredRows())
 }
 
-// recordSynced adds to c what has been synced of each segment since the last record. The caller calls done when c is
-// committed. s.catalog is held.
+// recordSynced adds to c how much has been synced of each segment since the last record.
+// The caller calls done when c is committed. The caller holds s.catalog.
 func (s *Store) recordSynced(c change) (done func(), err error) {
 	now := map[uint32]int64{}
 	for _, g := range s.set.Segments() {
@@ -434,7 +460,8 @@ func (s *Store) recordSynced(c change) (done func(), err error) {
 	}, nil
 }
 
-// mirroredRows yields the rows that are also in the journal, in portions.
+// mirroredRows yields the rows that are also in the journal, in parts of about
+// journalPart bytes.
 func (s *Store) mirroredRows() iter.Seq2[change, error] {
 	return func(yield func(change, error) bool) {
 		for _, prefix := range mirrored {
@@ -445,7 +472,7 @@ func (s *Store) mirroredRows() iter.Seq2[change, error] {
 	}
 }
 
-// mirroredUnder reports whether to continue.
+// mirroredUnder yields those with a prefix, and reports whether to continue.
 func (s *Store) mirroredUnder(prefix []byte, yield func(change, error) bool) (more bool) {
 	it, err := s.db.NewIter(within(prefix...))
 	if err != nil {
@@ -472,8 +499,10 @@ func (s *Store) mirroredUnder(prefix []byte, yield func(change, error) bool) (mo
 	return yield(part, nil)
 }
 
-// checkCatalog compares the catalog with its version in the database, and that with the journal's. If the database
-// lacks anything that the journal has, it returns a schema.ErrDataLoss.
+// checkCatalog compares the rows with the version in the database, and that version with
+// the journal's. If the database lacks anything that the journal has, it returns a
+// schema.ErrDataLoss. A damaged journal is only logged, because the database is intact
+// and the next change writes a new one.
 func (s *Store) checkCatalog() error {
 	var digest uint64
 	for rows, err := range s.mirroredRows() {
@@ -482,6 +511,8 @@ func (s *Store) checkCatalog() error {
 		}
 		digest += rowsDigest(rows)
 	}
+	// The rows are compared with the version in the database, and then that version with
+	// the journal's.
 	v, err := s.value(keyVersion)
 	if err != nil {
 		return err

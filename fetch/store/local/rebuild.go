@@ -25,10 +25,11 @@ import (
 type RebuildOptions struct {
 	// Logger receives messages for operators. Default: slog.Default().
 	Logger *slog.Logger
-	// Payloads also reads every blob and verifies its checksum; damaged blobs are left out. Otherwise only data that
-	// was not known to be stored is verified.
+	// Payloads also reads every blob and verifies its checksum; damaged blobs are left
+	// out. Otherwise only data that was not known to be durable is verified.
 	Payloads bool
-	// Lossy takes what can be read of the catalog if both copies are damaged.
+	// Lossy takes what can be read of the catalog if both copies are damaged. Without it
+	// Rebuild fails then.
 	Lossy bool
 	// Progress may be nil. The caller's goroutine calls it.
 	Progress func(RebuildProgress)
@@ -63,15 +64,17 @@ type MissingBlobs struct {
 	Chunks   int64  `json:"chunks"` // missing chunks of its manifest; the blobs of their rows are unknown
 }
 
-// The directory of a new database before it replaces the old one, and the directory of the old one after that.
+// Directories of a new database before it replaces the old one, and of the old one
+// afterwards.
 const (
 	newPebbleDir = "pebble.new"
 	oldPebbleDir = "pebble.old"
 )
 
-// Rebuild makes a new database for a store: the catalog from the copy that is whole, or the newer one if both are,
-// and the index from the headers in the segments. Then it reads every manifest, and checks that all blobs are there.
-// The old database stays in pebble.old. An interrupted rebuild can be started again.
+// Rebuild makes a new database for a store. The catalog comes from the intact copy, or,
+// if both are intact, from the newer one. The index is made from the headers in the
+// segments. Then Rebuild reads every manifest, and checks that all blobs exist. The old
+// database stays in pebble.old. An interrupted Rebuild can be repeated.
 func Rebuild(ctx context.Context, dir string, opts RebuildOptions) (RebuildReport, error) {
 	r, err := rebuild(ctx, dir, opts)
 	if err != nil {
@@ -80,6 +83,7 @@ func Rebuild(ctx context.Context, dir string, opts RebuildOptions) (RebuildRepor
 	return r, nil
 }
 
+// rebuild is Rebuild with the directory locked.
 func rebuild(ctx context.Context, dir string, opts RebuildOptions) (_ RebuildReport, err error) {
 	if opts.Logger == nil {
 		opts.Logger = slog.Default()
@@ -115,21 +119,22 @@ func rebuild(ctx context.Context, dir string, opts RebuildOptions) (_ RebuildRep
 	return b.report, b.swap()
 }
 
-// rebuilding is one run of Rebuild.
+// rebuilding is one run of Rebuild, or of OpenDamaged. One goroutine uses it.
 type rebuilding struct {
 	ctx    context.Context // of the call
 	opts   RebuildOptions
 	report RebuildReport
 
-	old     *Store // as it was found; it may have no database
+	old     *Store // as it was found; its database may be unreadable
 	rows    change // of the catalog
 	version version
 
 	s       *Store // with the new database
-	reading bool   // nothing in the directory is changed
+	reading bool   // nothing in the directory is changed, for OpenDamaged
 }
 
-// findCatalog reads both copies of the catalog and takes the one that is whole, or the newer one if both are.
+// findCatalog reads both copies of the catalog, and takes the intact one; if both are
+// intact, the newer one. If neither is, it fails, or merges them if Lossy is set.
 func (b *rebuilding) findCatalog() error {
 	s := b.old
 	h, err := readJournal(s.opts.fs, s.journal.dir)
@@ -138,8 +143,10 @@ func (b *rebuilding) findCatalog() error {
 	}
 	db, dbErr := b.readDatabase()
 	switch {
+	// The database is intact, and has every change of which the journal has a trace.
 	case dbErr == nil && db.change >= h.seen:
 		b.rows, b.version, b.report.Catalog = db.rows, db.version, "database"
+	// The journal is intact up to its end.
 	case h.damage == nil && h.change > 0 && h.change == h.seen:
 		b.rows, b.version, b.report.Catalog = h.rows, h.version, "journal"
 	default:
@@ -159,7 +166,8 @@ func (b *rebuilding) findCatalog() error {
 	return nil
 }
 
-// mergeRows takes all rows of both copies. Numbers that were used are not used again, but deleted rows may come back.
+// mergeRows takes all rows of both copies. Numbers that were assigned are not assigned
+// again. Deleted rows may reappear.
 func mergeRows(journal, database change) change {
 	merged := change{}
 	maps.Copy(merged, database)
@@ -183,6 +191,7 @@ func mergeRows(journal, database change) change {
 			delete(merged, key)
 		}
 	}
+	// The rows of a partition depend on each other, so the protocol merges them.
 	for name, copies := range partitions {
 		for row, v := range protocol.Merge(name, copies[:]...) {
 			merged[string(rowKey(name, row))] = v
@@ -197,7 +206,8 @@ type found struct {
 	version
 }
 
-// readDatabase reads the catalog of the existing database as far as possible. The error says why a part is missing.
+// readDatabase reads as much of the existing database's catalog as it can. The error says
+// why a part is missing.
 func (b *rebuilding) readDatabase() (f found, err error) {
 	s := b.old
 	f.rows = change{}
@@ -226,7 +236,7 @@ func (b *rebuilding) readDatabase() (f found, err error) {
 	return f, nil
 }
 
-// make fills a new database, and checks that everything the catalog names is there.
+// make fills a new database, and checks that everything that the catalog names exists.
 func (b *rebuilding) make() (err error) {
 	dir := b.old.dir
 	if err := os.RemoveAll(filepath.Join(dir, newPebbleDir)); err != nil {
@@ -254,8 +264,10 @@ func (b *rebuilding) make() (err error) {
 	return b.checkAll()
 }
 
-// fill writes the index and the catalog into the new database.
+// fill writes the index and the catalog into the new database. The catalog gets a new
+// version, because the records of segments have changed.
 func (b *rebuilding) fill() error {
+	// The index comes first, because it changes the records of segments in the catalog.
 	if err := b.indexSegments(); err != nil {
 		return err
 	}
@@ -287,9 +299,11 @@ func (b *rebuilding) write(rows change) error {
 	return nil
 }
 
-// swap replaces the old database with the new one atomically, and begins a new journal file. The new change number is
-// above any in the old journal.
+// swap replaces the old database with the new one, atomically if the file system can, and
+// begins a new journal file. The new change number is greater than any in the old
+// journal.
 func (b *rebuilding) swap() error {
+	// The old database is moved away only when the new one is complete.
 	dir := b.old.dir
 	now, next, old := b.old.pebble(), filepath.Join(dir, newPebbleDir), filepath.Join(dir, oldPebbleDir)
 	b.opts.step("made")
@@ -326,15 +340,17 @@ func (b *rebuilding) swap() error {
 	return err
 }
 
+// oneChange yields one change.
 func oneChange(c change) iter.Seq2[change, error] {
 	return func(yield func(change, error) bool) { yield(c, nil) }
 }
 
-// reindexBatch is how many entries of a new index are written at once.
+// reindexBatch is how many entries of a new index are written at once, to bound the
+// memory of the batch.
 const reindexBatch = 4096
 
-// indexSegments makes the index from the headers in all segment files, including those that the catalog does not
-// know.
+// indexSegments makes the index from the headers in all segment files, including files
+// that the catalog does not know.
 func (b *rebuilding) indexSegments() error {
 	dir := filepath.Join(b.s.dir, segmentsDir)
 	ids, err := segment.List(dir)
@@ -370,7 +386,8 @@ func (b *rebuilding) indexSegments() error {
 	return nil
 }
 
-// settleRecords keeps the records of segments that have or had a file.
+// settleRecords adjusts the catalog to the segment files that exist: none of them is to
+// be unlinked, and no new segment gets the number of one.
 func (b *rebuilding) settleRecords(ids []uint32) {
 	next := uint32(0)
 	if v := b.rows[string(keySegment)]; len(v) == 4 {
@@ -384,8 +401,8 @@ func (b *rebuilding) settleRecords(ids []uint32) {
 	b.rows[string(keySegment)] = binary.LittleEndian.AppendUint32(nil, next)
 }
 
-// indexSegment indexes one segment. Data beyond the length known to be stored is written again and read, unless the
-// store is only read.
+// indexSegment indexes one segment. Data that is not known to be durable is written
+// again, synced and then verified, unless the directory must not be changed.
 func (b *rebuilding) indexSegment(id uint32, size int64, total *count, progress func(at int64)) error {
 	record, known := segmentRecord{}, false
 	if v := b.rows[string(segmentKey(id))]; v != nil {
@@ -396,6 +413,8 @@ func (b *rebuilding) indexSegment(id uint32, size int64, total *count, progress 
 	if !known || durable < segment.HeaderSize {
 		durable = 0
 	}
+	// While the same kernel runs, reading does not prove that data is on the disk: see
+	// mending.tail.
 	if size > durable && !b.reading {
 		if err := b.s.set.Rewrite(id, durable, size); err != nil {
 			b.note(fmt.Errorf("what was not known to be stored cannot be: %w", err))
@@ -448,15 +467,17 @@ func (b *rebuilding) indexSegment(id uint32, size int64, total *count, progress 
 	return w.flush()
 }
 
+// note adds a line to the report's Damage.
 func (b *rebuilding) note(damage error) { b.report.Damage = append(b.report.Damage, damage.Error()) }
 
-// indexWriter writes entries in batches.
+// indexWriter writes index entries in batches.
 type indexWriter struct {
 	b     *rebuilding
 	batch *pebble.Batch
 	total *count
 }
 
+// add adds the entry of a record, unless an earlier record of the same blob is intact.
 func (w *indexWriter) add(id uint32, rec segment.Record) error {
 	e := entry{Location: segment.Location{Segment: id, Offset: rec.Offset, Length: rec.Length}, sum: rec.Sum}
 	var key [33]byte
@@ -488,7 +509,7 @@ func (w *indexWriter) add(id uint32, rec segment.Record) error {
 	return nil
 }
 
-// holds reports whether a blob is intact at its place.
+// holds reports whether the bytes of an entry have its checksum.
 func (b *rebuilding) holds(e entry) bool {
 	blob, err := b.s.set.Get(e.Location)
 	if err != nil {
@@ -498,6 +519,7 @@ func (b *rebuilding) holds(e entry) bool {
 	return schema.BlobRef{Size: e.Length, Sum: e.sum}.Check(blob.Bytes()) == nil
 }
 
+// flush commits the batch, and begins a new one.
 func (w *indexWriter) flush() error {
 	if err := errors.Join(w.batch.Commit(pebble.NoSync), w.batch.Close()); err != nil {
 		return fmt.Errorf("write the database: %w", err)
@@ -506,7 +528,8 @@ func (w *indexWriter) flush() error {
 	return nil
 }
 
-// checkAll checks everything that the snapshots refer to.
+// checkAll checks that everything that the snapshots refer to exists, and reports what
+// does not.
 func (b *rebuilding) checkAll() error {
 	list, err := b.s.Datasets(b.ctx)
 	if err != nil {
@@ -560,7 +583,8 @@ func (b *rebuilding) checkAll() error {
 	return nil
 }
 
-// missingOf counts the missing blobs of a chunk of a manifest.
+// missingOf counts the missing blobs of a chunk of a manifest. Blobs in other buckets do
+// not count.
 func (b *rebuilding) missingOf(snap *schema.Snapshot, c schema.Chunk) (missing int64, err error) {
 	attached := map[schema.ObjectPrefix]bool{}
 	for _, set := range snap.Sets {
@@ -579,13 +603,15 @@ func (b *rebuilding) missingOf(snap *schema.Snapshot, c schema.Chunk) (missing i
 	return missing, err
 }
 
-// lacks reports whether a blob is missing.
+// lacks reports whether a blob is missing, or differs from its reference in size or
+// checksum.
 func (b *rebuilding) lacks(ref schema.BlobRef) (bool, error) {
 	e, ok, err := b.s.entry(ref.Key)
 	return !ok || e.Length != ref.Size || e.sum != ref.Sum || !b.s.set.Holds(e.Location), err
 }
 
-// eachRef visits the references in a chunk of a snapshot's manifest, and those of its pages.
+// eachRef visits the references in a chunk of a snapshot's manifest, and those to its
+// pages.
 func (s *Store) eachRef(snap *schema.Snapshot, c schema.Chunk, visit func(schema.BlobRef) error) error {
 	get := func(ref schema.BlobRef) (schema.Blob, error) {
 		blob, _, err := s.get(ref.Key)
@@ -610,10 +636,12 @@ func (s *Store) eachRef(snap *schema.Snapshot, c schema.Chunk, visit func(schema
 	})
 }
 
-// OpenDamaged opens a store with a damaged database for reading: what is intact stays readable. The catalog is the
-// copy that is whole. The index is made in memory from the headers in the segments, with about 100 bytes per blob.
-// Nothing in the directory is changed. A call that would change the store returns a schema.ErrDataLoss that says how
-// to repair it. If neither copy of the catalog is whole, OpenDamaged returns the error. The caller closes the store.
+// OpenDamaged opens a store with a damaged database for reading, so that intact blobs
+// stay readable. The catalog is the intact copy. The index is made in memory from the
+// headers in the segments, with about 100 bytes per blob. Nothing in the directory is
+// changed. A call that would change the store returns a schema.ErrDataLoss that says how
+// to repair it. If neither copy of the catalog is intact, OpenDamaged returns an error.
+// The caller closes the store.
 func OpenDamaged(ctx context.Context, dir string, opts Options) (*Store, error) {
 	s, err := openDamaged(ctx, dir, opts.withDefaults())
 	if err != nil {
@@ -622,6 +650,7 @@ func OpenDamaged(ctx context.Context, dir string, opts Options) (*Store, error) 
 	return s, nil
 }
 
+// openDamaged is OpenDamaged without the context in errors.
 func openDamaged(ctx context.Context, dir string, opts Options) (_ *Store, err error) {
 	if exists, err := checkFormat(dir); err != nil {
 		return nil, err
@@ -645,6 +674,8 @@ func openDamaged(ctx context.Context, dir string, opts Options) (_ *Store, err e
 	if err := b.findCatalog(); err != nil {
 		return nil, err
 	}
+	// The index is in a database in memory, so the calls that read are the same as for an
+	// intact store.
 	inMemory := opts
 	inMemory.fs = vfs.NewMem()
 	s := newStore(dir, inMemory)

@@ -13,8 +13,9 @@ import (
 	"bowstring/spill/segment"
 )
 
-// recover checks the catalog, reads the store's small records and opens its segments for reading. It scans only the
-// tails that a crash of the machine may have damaged, and changes nothing.
+// recover checks the catalog, reads the store's small records, and opens the segments for
+// reading. It reads only those tails of segments that a crash of the machine may have
+// damaged. It changes nothing.
 func (s *Store) recover() error {
 	if err := s.checkCatalog(); err != nil {
 		return err
@@ -24,6 +25,7 @@ func (s *Store) recover() error {
 		return err
 	}
 	s.left = state{Clean: true} // as for a new store
+	// A new store has no such record.
 	if v != nil {
 		if err := json.Unmarshal(v, &s.left); err != nil {
 			return fmt.Errorf("%w: catalog record %s: %w", schema.ErrDataLoss, keyState, err)
@@ -32,6 +34,7 @@ func (s *Store) recover() error {
 	if s.nextSegment, err = s.number(keySegment); err != nil {
 		return err
 	}
+	// The totals are merged by the database with each change of the index.
 	var total count
 	if v, err = s.value(keyCount); err == nil && v != nil {
 		err = total.add(v)
@@ -57,11 +60,13 @@ func (s *Store) recover() error {
 	return nil
 }
 
+// numberedRecord is a segment's record with the segment's number.
 type numberedRecord struct {
 	id uint32
 	segmentRecord
 }
 
+// segmentRecords lists the records of all segments, in ascending order.
 func (s *Store) segmentRecords() (list []numberedRecord, err error) {
 	it, err := s.db.NewIter(within(prefixSegment))
 	if err != nil {
@@ -81,7 +86,7 @@ func (s *Store) segmentRecords() (list []numberedRecord, err error) {
 	return list, nil
 }
 
-// numbered lists the numbers of segments that have a row with a prefix.
+// numbered lists the numbers in the keys with a prefix, in ascending order.
 func (s *Store) numbered(prefix byte) (ids []uint32, err error) {
 	it, err := s.db.NewIter(within(prefix))
 	if err != nil {
@@ -97,7 +102,8 @@ func (s *Store) numbered(prefix byte) (ids []uint32, err error) {
 	return ids, nil
 }
 
-// unknownSegments lists the files without a record in the catalog, and reserves their numbers.
+// unknownSegments reports the files without a record in the catalog, and reserves their
+// numbers, so that no new segment overwrites them.
 func (s *Store) unknownSegments(records []numberedRecord) error {
 	known := make(map[uint32]bool, len(records))
 	for _, r := range records {
@@ -127,8 +133,8 @@ func (s *Store) unknownSegments(records []numberedRecord) error {
 	return nil
 }
 
-// openSegment opens a segment for reading, up to the end of its trusted data. A segment that cannot be opened is left out;
-// reads of its blobs report them as lost.
+// openSegment opens a segment for reading, up to the end of its trusted data. A segment
+// that cannot be opened is left out, and reads of its blobs report them as lost.
 func (s *Store) openSegment(id uint32, r segmentRecord) error {
 	path := filepath.Join(s.dir, segmentsDir, segment.FileName(id))
 	st, err := os.Stat(path)
@@ -143,6 +149,8 @@ func (s *Store) openSegment(id uint32, r segmentRecord) error {
 	if size < r.durable {
 		s.log.Error("a segment was cut short", "segment", id, "bytes", size, "expected", r.durable)
 	}
+	// The trusted end is the recorded one, the file's end, or the end of what can be
+	// verified.
 	end := size
 	switch {
 	case r.end != 0:
@@ -166,10 +174,12 @@ func (s *Store) openSegment(id uint32, r segmentRecord) error {
 	return nil
 }
 
-// sameBoot reports whether the store was left unclean, and the kernel has run since.
+// sameBoot reports whether the last process was killed while this same kernel ran. The
+// kernel then still has everything that the process wrote.
 func (st state) sameBoot(boot string) bool { return !st.Clean && st.Boot != "" && st.Boot == boot }
 
-// trustedEnd is the end of the unbroken sequence of valid records after from.
+// trustedEnd is the end of the unbroken sequence of valid records from an offset on. It
+// verifies the payloads.
 func trustedEnd(path string, id uint32, from, size int64) (end int64, err error) {
 	f, err := os.Open(path)
 	if err != nil {
@@ -188,8 +198,9 @@ func trustedEnd(path string, id uint32, from, size int64) (end int64, err error)
 	return size, nil
 }
 
-// newSegment assigns the number of a new segment, durably, because an index entry must never refer to a later
-// segment.
+// newSegment assigns the number of a new segment. It is durable before the segment is
+// used: after a crash, an index entry must never refer to another segment with the same
+// number.
 func (s *Store) newSegment() (uint32, error) {
 	s.catalog.Lock()
 	defer s.catalog.Unlock()
@@ -206,8 +217,8 @@ func (s *Store) newSegment() (uint32, error) {
 	return id, nil
 }
 
-// syncSealed syncs the segments after a new one was begun, so that after a crash only the last one has to be read
-// again.
+// syncSealed syncs the segments if a new one was begun since the last time. So after a
+// crash only the last segment has to be read.
 func (s *Store) syncSealed() error {
 	if !s.sealed.Swap(false) {
 		return nil
@@ -220,7 +231,7 @@ func (s *Store) syncSealed() error {
 	return s.update(change{})
 }
 
-// leaveClean records a clean shutdown. It is called when no call is left.
+// leaveClean records a clean shutdown. It is called when no call is running any more.
 func (s *Store) leaveClean() error {
 	if !s.writable.Load() || s.broken != nil {
 		return nil // nothing was changed
@@ -233,8 +244,9 @@ func (s *Store) leaveClean() error {
 	return s.update(change{string(keyState): state{Clean: true, Boot: s.boot}.encode()})
 }
 
-// prepareToWrite opens the database and the segments for writing, repairs what a crash has left, and records durably
-// that the store is being changed.
+// prepareToWrite opens the database and the segments for writing, repairs what a crash
+// has left, and records durably that the store is being changed. Calls wait for it,
+// because it locks life.
 func (s *Store) prepareToWrite() error {
 	s.life.Lock()
 	defer s.life.Unlock()
@@ -268,7 +280,8 @@ func (s *Store) prepareToWrite() error {
 	return m.unlink(m.empty)
 }
 
-// reopen opens the database for writing instead of reading.
+// reopen opens the database for writing instead of reading. If that fails, it opens it
+// for reading again, so that reads go on.
 func (s *Store) reopen() error {
 	err := s.db.Close()
 	if err == nil {
@@ -283,14 +296,16 @@ func (s *Store) reopen() error {
 	return err
 }
 
-// mending prepares the segments for appends. s.life is held.
+// mending prepares the segments for appends. The caller holds s.life.
 type mending struct {
-	s      *Store
-	set    *segment.Set // the segments are attached to it
+	s   *Store
+	set *segment.Set // the segments are attached to it
+	// change is committed when all segments are attached.
 	change change
 	empty  []uint32 // segments to unlink once the change is committed
 }
 
+// run attaches all segments. Only the last one is appended to.
 func (m *mending) run() error {
 	if err := m.unlinkFreed(); err != nil {
 		return err
@@ -308,7 +323,8 @@ func (m *mending) run() error {
 	return nil
 }
 
-// unlinkFreed removes the files that a collection has recorded as freed and not unlinked.
+// unlinkFreed unlinks the files that a collection has recorded as freed, if it was
+// interrupted before it could.
 func (m *mending) unlinkFreed() error {
 	freed, err := m.s.numbered(prefixFreed)
 	if err != nil {
@@ -320,6 +336,7 @@ func (m *mending) unlinkFreed() error {
 	return m.unlink(freed)
 }
 
+// unlink removes the files of segments, durably. Missing files are no error.
 func (m *mending) unlink(ids []uint32) error {
 	if len(ids) == 0 {
 		return nil
@@ -335,7 +352,8 @@ func (m *mending) unlink(ids []uint32) error {
 	return segment.SyncDir(dir)
 }
 
-// attach opens a segment up to the end of its trusted data.
+// attach opens a segment up to the end of its trusted data. A damaged tail is recorded as
+// cut off, so that later opens do not read it again.
 func (m *mending) attach(id uint32, r segmentRecord, last bool) error {
 	s := m.s
 	key := string(segmentKey(id))
@@ -368,6 +386,8 @@ func (m *mending) attach(id uint32, r segmentRecord, last bool) error {
 		m.empty = append(m.empty, id)
 		return nil
 	}
+	// Only a segment that was closed in order is continued. Otherwise a new one is begun,
+	// so that an unknown tail never precedes new records.
 	appendTo := last && s.left.Clean && r.end == 0 && size == r.durable && size%segment.Align == 0
 	if _, err := m.set.Attach(id, end, r.durable, appendTo); err != nil {
 		s.log.Error("a segment cannot be read", "segment", id, "error", err)
@@ -386,6 +406,7 @@ func (m *mending) attach(id uint32, r segmentRecord, last bool) error {
 func (m *mending) tail(id uint32, from, size int64) (end int64, err error) {
 	s := m.s
 	path := filepath.Join(s.dir, segmentsDir, segment.FileName(id))
+	// If the kernel is unknown, it may be the same one.
 	if s.left.sameBoot(s.boot) || !s.left.Clean && s.left.Boot == "" {
 		if err := m.set.Rewrite(id, from, size); err != nil {
 			s.log.Error("what was written to a segment cannot be stored, and is not trusted",

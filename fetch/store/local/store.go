@@ -42,8 +42,8 @@ type Options struct {
 	fault func(segment.Op, string) error
 }
 
-// Store is a store.Store in a directory. It is safe for concurrent use. It has the directory to itself from Open to
-// Close.
+// Store is a store.Store in a directory. It is safe for concurrent use. No other process
+// can use the directory from Open to Close.
 type Store struct {
 	*protocol.Store // the catalog, and ingests
 
@@ -55,28 +55,28 @@ type Store struct {
 	// database is the name of the database's directory.
 	database string
 
-	// life is read-locked by each call, and locked by Close and by the first call that changes the store. It guards
-	// what follows.
+	// life is read-locked by each call. Close and the first call that changes the store
+	// lock it. It guards the fields up to writable.
 	life   sync.RWMutex
 	closed bool
 	broken error // no database is open
-	// damaged is why nothing can be changed though it can be read; nil for a whole store.
+	// damaged is why the store can only be read; nil for an intact store.
 	damaged error
 	db      *pebble.DB
 	set     *segment.Set
 	left    state           // how the store was left
 	ending  context.Context // done when Close begins, to stop long operations
 	end     context.CancelFunc
-	// writable says that the database and the segments are open for writing, and that the catalog records that
-	// durably. Until then no file is changed.
+	// writable says that the database and the segments are open for writing, and that the
+	// catalog records that durably. Until then no file is changed.
 	writable atomic.Bool
 
 	stripes [1024]sync.Mutex // by key: see the package documentation
 	places  places           // of recently read blobs
 
 	catalog sync.Mutex       // guards what follows
-	synced  map[uint32]int64 // synced lengths of segments, as recorded
-	version version
+	synced  map[uint32]int64 // recorded synced lengths of segments, in bytes
+	version version          // of the catalog's last change
 	journal journal
 
 	nextSegment uint32      // used only by newSegment, which the set does not call concurrently
@@ -85,12 +85,13 @@ type Store struct {
 	partitions partitions
 	collecting chan struct{} // holds a token while a collection or a repair runs
 
-	reads, readBytes atomic.Int64
+	reads, readBytes atomic.Int64                        // of Get
 	count            struct{ blobs, bytes atomic.Int64 } // blobs in the index
 }
 
 var _ store.Store = (*Store)(nil)
 
+// withDefaults returns the options with defaults in place of zeros.
 func (opts Options) withDefaults() Options {
 	if opts.Logger == nil {
 		opts.Logger = slog.Default()
@@ -108,7 +109,8 @@ func (opts Options) withDefaults() Options {
 	return opts
 }
 
-// newStore returns a store whose database is not open yet.
+// newStore returns a store without a database. Parallel is 1, because calls to a database
+// in this process are fast, and because a touch has to come before the row is read.
 func newStore(dir string, opts Options) *Store {
 	s := &Store{
 		dir: dir, log: opts.Logger, boot: opts.boot, opts: opts, database: pebbleDir,
@@ -126,7 +128,7 @@ func newStore(dir string, opts Options) *Store {
 	return s
 }
 
-// Where names the directory, for errors.
+// Where names the store in errors.
 func (s *Store) Where() string { return "the store in " + s.dir }
 
 // Open opens the store in dir, and creates one if dir does not exist or is empty. If another process has it open,
@@ -141,6 +143,8 @@ func Open(dir string, opts Options) (*Store, error) {
 	return s, nil
 }
 
+// open checks the directory, locks it, creates what is missing, and opens everything for
+// reading.
 func open(dir string, opts Options) (_ *Store, err error) {
 	opts = opts.withDefaults()
 	if _, err := checkDirectory(dir); err != nil {
@@ -155,6 +159,7 @@ func open(dir string, opts Options) (_ *Store, err error) {
 			s.end()
 		}
 	}()
+	// The lock comes before anything is created or opened.
 	if s.lock, err = lockDirectory(dir); err != nil {
 		return nil, err
 	}
@@ -174,6 +179,7 @@ func open(dir string, opts Options) (_ *Store, err error) {
 	if err := os.MkdirAll(filepath.Join(dir, segmentsDir), 0o700); err != nil {
 		return nil, err
 	}
+	// Opening for reading needs a database, so an empty one is created first.
 	if err := s.makeDatabase(); err != nil {
 		return nil, err
 	}
@@ -188,10 +194,11 @@ func open(dir string, opts Options) (_ *Store, err error) {
 	return s, nil
 }
 
+// pebble is the path of the database.
 func (s *Store) pebble() string { return filepath.Join(s.dir, s.database) }
 
-// makeDatabase creates an empty database if there is none, or if the creation of one was interrupted before there
-// were segments or a journal.
+// makeDatabase creates an empty database if there is none. If there are segments or a
+// journal, the database was lost, and the error is a schema.ErrDataLoss.
 func (s *Store) makeDatabase() error {
 	desc, err := pebble.Peek(s.pebble(), s.opts.fs)
 	if err == nil && desc.Exists {
@@ -213,6 +220,7 @@ func (s *Store) makeDatabase() error {
 	return newDatabase(s.pebble(), s.opts)
 }
 
+// newSet returns a set of segments without segments.
 func (s *Store) newSet(readOnly bool) *segment.Set {
 	return segment.NewSet(filepath.Join(s.dir, segmentsDir), segment.Options{
 		MaxBytes: s.opts.SegmentBytes, KeepFree: s.opts.KeepFree, NewID: s.newSegment, Free: s.opts.free,
@@ -220,8 +228,8 @@ func (s *Store) newSet(readOnly bool) *segment.Set {
 	})
 }
 
-// bootID identifies the run of the kernel during which unsynced writes to files survive. It is empty if the kernel
-// has none.
+// bootID identifies the current run of the kernel. Unsynced writes to files survive
+// during one run and are lost with it. It is "" if the kernel does not say.
 func bootID() string {
 	b, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
 	if err != nil {
@@ -230,8 +238,8 @@ func bootID() string {
 	return strings.TrimSpace(string(b))
 }
 
-// SetAddr records the address at which this process serves the store, for the message that another process gets when
-// it tries to open the store.
+// SetAddr records the address at which this process serves the store. Another process
+// that tries to open the store gets it in the error.
 func (s *Store) SetAddr(addr string) error {
 	if err := s.enter(context.Background()); err != nil {
 		return err
@@ -260,7 +268,8 @@ func (s *Store) enter(ctx context.Context) error {
 	return nil
 }
 
-// enterToWrite begins a call that changes the store, as enter does.
+// enterToWrite is enter for a call that changes the store. The first one opens the store
+// for writing.
 func (s *Store) enterToWrite(ctx context.Context) error {
 	if !s.writable.Load() && ctx.Err() == nil {
 		if err := s.prepareToWrite(); err != nil {
@@ -270,7 +279,7 @@ func (s *Store) enterToWrite(ctx context.Context) error {
 	return s.enter(ctx)
 }
 
-// Close implements store.Store. A running collection is stopped.
+// Close implements store.Store. It stops a running collection.
 func (s *Store) Close() error {
 	s.end()
 	err := s.Store.Close()
@@ -280,6 +289,8 @@ func (s *Store) Close() error {
 		return nil
 	}
 	s.closed = true
+	// The record of the clean shutdown is the last write. The lock is released after
+	// everything is closed.
 	err = errors.Join(err, s.leaveClean())
 	s.set.Close()
 	if s.broken == nil {
@@ -307,6 +318,8 @@ func (s *Store) Get(ctx context.Context, ref schema.BlobRef) (schema.Blob, error
 	return b, nil
 }
 
+// get reads a blob, and returns its size. The bytes are in a mapped file, and the caller
+// releases the blob.
 func (s *Store) get(key schema.Key) (schema.Blob, int64, error) {
 	at, changes, ok := s.places.find(&key)
 	if ok {
@@ -342,7 +355,7 @@ func (s *Store) get(key schema.Key) (schema.Blob, int64, error) {
 	}
 }
 
-// entry looks a blob up in the index.
+// entry reads the index entry of a blob; ok is false if there is none.
 func (s *Store) entry(key schema.Key) (e entry, ok bool, err error) {
 	var buf [33]byte
 	v, closer, err := s.db.Get(blobKey(&buf, &key))
@@ -366,7 +379,7 @@ func (s *Store) stripe(key *schema.Key) *sync.Mutex {
 // Traits implements store.Store.
 func (s *Store) Traits() store.Traits { return store.Traits{Mapped: true, Replicas: 1} }
 
-// Addressed implements store.Store: all keys are hashes.
+// Addressed implements store.Store. All keys are hashes.
 func (s *Store) Addressed(schema.Key) (store.AttachedTable, bool) {
 	return store.AttachedTable{}, false
 }
@@ -391,6 +404,7 @@ func (s *Store) Stats() store.Stats {
 	}
 }
 
+// number reads a u32 of the catalog, 0 if there is none.
 func (s *Store) number(key []byte) (uint32, error) {
 	v, err := s.value(key)
 	if err != nil || v == nil {

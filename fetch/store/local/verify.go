@@ -9,12 +9,12 @@ import (
 	"bowstring/schema"
 )
 
-// Verification is the result of Verify so far.
+// Verification is the progress and the result of Verify.
 type Verification struct {
-	Blobs   int64 // blobs read
-	Of      int64 // about how many there are
-	Bytes   int64
-	Damaged []schema.Key // gone, or with another content than their key says
+	Blobs   int64        // blobs read
+	Of      int64        // about how many blobs there are
+	Bytes   int64        // size of the blobs read
+	Damaged []schema.Key // blobs that are missing, or whose content does not have this hash
 }
 
 // Verify reads every blob of the store and verifies its checksum and its key. progress may be nil; the caller's
@@ -42,8 +42,8 @@ func (s *Store) Verify(ctx context.Context, progress func(Verification)) (Verifi
 	return v, nil
 }
 
-// intact reads a blob and compares its hash and checksum. A blob that was collected since
-// the index was read counts as whole.
+// intact reads a blob and verifies its hash and checksum. A blob that was collected since
+// the index was read counts as intact.
 func (s *Store) intact(ctx context.Context, x indexed) (bool, error) {
 	if err := s.enter(ctx); err != nil {
 		return false, err
