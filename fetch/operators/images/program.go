@@ -36,8 +36,8 @@ func (p *compiled) Steps() []program.Step { return p.steps }
 // Deterministic implements program.Program.
 func (p *compiled) Deterministic() int { return p.deterministic }
 
-// about adds the step to an error of a sample. ErrNotSupported stays; any other error is
-// of that kind.
+// about adds the step to an error of a sample. ErrNotSupported stays; any other error is of
+// that kind. The kind decides whether the sample or the limit is at fault.
 func about(step int, name string, kind, err error) error {
 	if errors.Is(err, program.ErrNotSupported) {
 		return fmt.Errorf("step %d (%s): %w", step, name, err)
@@ -80,7 +80,8 @@ func (p *compiled) opened(cell []byte, limits program.Limits) (extent, program.C
 	return e, cost, nil
 }
 
-// costFrom adds the cost of the stages from index from on, and of the result.
+// costFrom adds the cost of the stages from index from on, and of the result. The tail of a
+// split program begins at its own first stage.
 func (p *compiled) costFrom(e extent, cost program.Cost, from int, limits program.Limits) (program.Cost, error) {
 	e, err := e.through(p.stages[from:], &cost, limits)
 	if err != nil {
@@ -106,7 +107,7 @@ func bytesOf(limits program.Limits) int64 { return cmp.Or(limits.Bytes, program.
 // stepsOf is the limit of work in steps.
 func stepsOf(limits program.Limits) int64 { return cmp.Or(limits.Steps, program.Ceiling.Steps) }
 
-// held fails if a cost exceeds the limits.
+// held fails if a cost exceeds the limits. It is checked before any pixel is decoded.
 func (p *compiled) held(cost program.Cost, limits program.Limits) error {
 	if most := bytesOf(limits); cost.Working.Plus(cost.Result).Beyond(most) {
 		return about(0, p.steps[0].Name, program.ErrTooLarge,
@@ -120,7 +121,8 @@ func (p *compiled) held(cost program.Cost, limits program.Limits) error {
 	return nil
 }
 
-// pool has scratches for all programs.
+// pool has scratches for all programs. A scratch has no state of a run, so any program may
+// use it.
 var pool = sync.Pool{New: func() any { return new(scratch) }}
 
 // Run implements program.Program.
@@ -180,13 +182,15 @@ func (s *scratch) ended(err error) error {
 	return fmt.Errorf("step %d (%s): %w", s.step, s.name, err)
 }
 
-// release drops all references to the input, the result and the run.
+// release drops all references to the input, the result and the run. Otherwise the pool
+// would keep files and results alive.
 func (s *scratch) release() {
 	s.canvas, s.output, s.meter, s.charged, s.step, s.name = canvas{}, output{}, nil, [2]int{}, 0, ""
 	s.decoder.Release()
 }
 
-// apply runs stages and records the draws of the random ones in outcome.
+// apply runs stages and records the draws of the random ones in outcome. Each step has its
+// own source of numbers, by its index in the whole list.
 func (p *compiled) apply(c *canvas, stages []stage, by program.Draws, outcome *program.Outcome) error {
 	for i := range stages {
 		g := &stages[i]
@@ -218,7 +222,8 @@ func (p *compiled) rest(c *canvas, from int, by program.Draws, alloc func(n int)
 	return p.layOut(c, by, outcome, alloc)
 }
 
-// layOut applies the pending geometry, and writes the rows into memory from alloc.
+// layOut applies the pending geometry, and writes the rows into memory from alloc. Erasing
+// comes last, because it is a step on the elements of the result.
 func (p *compiled) layOut(c *canvas, by program.Draws, outcome program.Outcome,
 	alloc func(n int) []byte) (program.Outcome, error) {
 	o := &c.s.output
@@ -270,7 +275,7 @@ func (t *begin) Row(y int, pixels []byte) {
 }
 
 // split is the point at which a program is divided: after the last stage before the first
-// random one.
+// random one. It is immutable.
 type split struct {
 	whole  *compiled // the undivided program
 	stages int       // number of stages of head
@@ -296,7 +301,8 @@ func (p *compiled) Split() (head, tail program.Program, ok bool) {
 }
 
 // splitHead decodes a file and runs the steps before the first random one. Its result is
-// pixels with a header, program.Between.
+// pixels with a header, program.Between. Its result does not depend on draws, so a cache
+// can keep it for all epochs.
 type splitHead struct{ split }
 
 // Result implements program.Program.
@@ -355,7 +361,8 @@ func (h *splitHead) Run(ctx context.Context, cell []byte, _ program.Draws,
 	})
 }
 
-// splitTail makes results from the pixels of splitHead.
+// splitTail makes results from the pixels of splitHead. It does not copy its input: the
+// canvas is marked as shared.
 type splitTail struct{ split }
 
 // Result implements program.Program.

@@ -73,8 +73,8 @@ func (h *frameHeader) begins(info *Info) int {
 	return int(h.number) * info.block
 }
 
-// readFrameHeader parses a frame header and checks its CRC; false if b does not begin
-// with one.
+// readFrameHeader parses a frame header and checks its CRC; false if b does not begin with
+// one. Reserved values are refused, as the CRC alone would accept one in 256 false headers.
 func readFrameHeader(b []byte, h *frameHeader) bool {
 	if len(b) < 6 || b[0] != 0xff || b[1]&0xfe != 0xf8 || b[3]&1 != 0 {
 		return false
@@ -93,7 +93,8 @@ func readFrameHeader(b []byte, h *frameHeader) bool {
 	default:
 		h.bits = [...]int{0, 8, 12, 0, 16, 20, 24, 32}[b[3]>>1&7]
 	}
-	// The number is coded like a UTF-8 character, extended to 36 bits.
+	// The number is coded like a UTF-8 character, extended to 36 bits. more is the number
+	// of bytes, by the leading ones of the first.
 	at, more := 5, 0
 	switch c := b[4]; {
 	case c < 0x80:

@@ -149,6 +149,8 @@ func decodeMP3(m *program.Meter, info Info, offset int, out [][]float32) (err er
 		if err := m.Spend(1152 * 2 * ofMP3); err != nil {
 			return err
 		}
+		// The library returns 16-bit samples; at counts from the first sample that is
+		// wanted.
 		n, err := io.ReadFull(d, buffer)
 		for b := buffer[:n-n%width]; len(b) > 0 && done < len(out[0]); b = b[width:] {
 			if at++; at <= 0 {

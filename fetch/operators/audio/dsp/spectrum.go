@@ -2,7 +2,8 @@ package dsp
 
 import "math"
 
-// MaxFFT is the longest transform of an operator.
+// MaxFFT is the longest transform of an operator. It bounds the tables that a request can
+// demand.
 const MaxFFT = 1 << 15
 
 // Spectrum computes the power of each frequency of windowed frames. It is immutable.
@@ -14,10 +15,11 @@ type Spectrum struct {
 	magn   bool    // magnitude instead of power
 }
 
-// SpectrumRoom is the scratch memory of one goroutine for running a Spectrum.
+// SpectrumRoom is the scratch memory of one goroutine for running a Spectrum. Its zero
+// value is empty; a Frame grows it.
 type SpectrumRoom struct{ a, b []point }
 
-// Window shapes are torch's, periodic.
+// Window shapes are torch's, periodic. x runs from 0 to below 1.
 var windows = map[string]func(x float64) float64{
 	"hann_window":    func(x float64) float64 { return 0.5 - float64(0.5*CosPi(2*x)) },
 	"hamming_window": func(x float64) float64 { return 0.54 - float64(0.46*CosPi(2*x)) },
@@ -30,7 +32,7 @@ var windows = map[string]func(x float64) float64{
 // Windows are the shapes that NewSpectrum accepts.
 func Windows() []string { return []string{"hann_window", "hamming_window", "blackman_window", "ones"} }
 
-// SpectrumOptions are those of torch.stft.
+// SpectrumOptions are those of torch.stft. Shape is one of Windows.
 type SpectrumOptions struct {
 	// N is the length of the transform, at most MaxFFT; Length, that of the window, is at
 	// most N.
@@ -43,7 +45,8 @@ type SpectrumOptions struct {
 	NormalizeWindow, NormalizeLength bool
 }
 
-// NewSpectrum makes tables. The caller has checked the options.
+// NewSpectrum makes tables. The caller has checked the options. A window that is shorter
+// than the transform is centred in it, as in torch.
 func NewSpectrum(o SpectrumOptions) *Spectrum {
 	s := &Spectrum{n: o.N, window: make([]float32, o.N), magn: o.Magnitude}
 	at, energy := (o.N-o.Length)/2, 0.0
@@ -65,6 +68,7 @@ func NewSpectrum(o SpectrumOptions) *Spectrum {
 			s.window[i] = float32(float64(s.window[i]) * scale)
 		}
 	}
+	// An odd length cannot be halved, so it is transformed as complex numbers.
 	if o.N%2 != 0 {
 		s.fft = newFFT(o.N)
 		return s
@@ -121,7 +125,8 @@ func (s *Spectrum) Frame(x, out []float32, room *SpectrumRoom) {
 }
 
 // powers unfolds the transform z of a real sequence whose even and odd samples were the
-// real and imaginary parts.
+// real and imaginary parts. Each pair of results needs one factor, so the loop runs over
+// half of them.
 func (s *Spectrum) powers(z []point, out []float32) {
 	h := len(z)
 	out = out[:h+1]
@@ -151,12 +156,14 @@ type Mel struct {
 	bands []band
 }
 
-// band has the weights of a band for the frequencies from at on; others are zero.
+// band has the weights of a band for the frequencies from at on; others are zero. Bands
+// overlap by half; most weights of a full matrix would be zero.
 type band struct {
 	at     int
 	weight []float32
 }
 
+// Below 1000 Hz Slaney's scale is linear with this step, above it is logarithmic.
 const (
 	slaneyStep  = 200.0 / 3
 	slaneyBreak = 1000.0
@@ -165,7 +172,7 @@ const (
 // slaneyLog is the step of the logarithmic part of Slaney's scale.
 func slaneyLog() float64 { return Log(6.4) / 27 }
 
-// toMel converts a frequency in Hz.
+// toMel converts a frequency in Hz. The result is in mels of the chosen scale.
 func toMel(hz float64, slaney bool) float64 {
 	if !slaney {
 		return float64(2595 * Log10(1+hz/700))
@@ -188,7 +195,7 @@ func fromMel(mel float32, slaney bool) float32 {
 	return float32(slaneyStep * mel)
 }
 
-// linspace is torch.linspace: n numbers, computed from both ends.
+// linspace is torch.linspace: n numbers, computed from both ends. n is at least 2.
 func linspace(from, to float32, n int) []float32 {
 	out := make([]float32, n)
 	step := (to - from) / float32(n-1)
@@ -202,7 +209,8 @@ func linspace(from, to float32, n int) []float32 {
 	return out
 }
 
-// NewMel makes tables. The caller has checked the options.
+// NewMel makes tables. The caller has checked the options. A band between two frequencies
+// has no weight, and is zero, as in torchaudio.
 func NewMel(o MelOptions) *Mel {
 	hz := linspace(float32(toMel(o.Low, o.Slaney)), float32(toMel(o.High, o.Slaney)), o.Mels+2)
 	for i, v := range hz {
@@ -265,7 +273,7 @@ func (m *Mel) Sum(powers []float32, bins int, out []float32, stride int) {
 }
 
 // four processes four frames at a time, because the additions of one frame depend on each
-// other.
+// other. The result of each frame is the same as without it.
 func (m *Mel) four(powers []float32, bins int, out []float32, stride int) {
 	p0, p1, p2, p3 := powers[:bins], powers[bins:][:bins], powers[2*bins:][:bins], powers[3*bins:][:bins]
 	for k := range m.bands {

@@ -377,7 +377,8 @@ func colourOf(c color.Color) color.NRGBA {
 	return color.NRGBAModel.Convert(c).(color.NRGBA)
 }
 
-// fromAlpha converts pixels of RGBA, each channel of wide bytes, big-endian.
+// fromAlpha converts pixels of RGBA, each channel of wide bytes, big-endian. Of 16 bits the
+// upper byte is used.
 func fromAlpha(in []byte, wide int, out []byte, channels int) {
 	for at, to := 0, 0; at < len(in); at, to = at+4*wide, to+channels {
 		r, g, b := in[at], in[at+wide], in[at+2*wide]
@@ -400,7 +401,8 @@ func fromAlpha(in []byte, wide int, out []byte, channels int) {
 func webpRow(m *image.YCbCr, x, y int, out []byte) {
 	width, height := m.Rect.Dx(), m.Rect.Dy()
 	cw, ch := (width+1)/2, (height+1)/2
-	// The nearest row of chroma, and the second nearest.
+	// The nearest row of chroma, and the second nearest. The second one is above for even
+	// rows and below for odd ones.
 	near := y / 2
 	far := near + 1
 	if y&1 == 0 {
@@ -432,7 +434,7 @@ func webpRow(m *image.YCbCr, x, y int, out []byte) {
 	}
 }
 
-// clip6 drops 6 bits of fraction and clips to a byte.
+// clip6 drops 6 bits of fraction and clips to a byte. libwebp's constants leave these bits.
 func clip6(v int) uint8 { return uint8(min(max(v>>6, 0), 255)) }
 
 // decodeWebP decodes a WebP. The first frame of an animation is drawn on its canvas, like
@@ -455,7 +457,8 @@ func (d *Decoder) decodeWebP(h *webp.Header, meter *program.Meter) (image.Image,
 			canvas.Pix[i] = 255
 		}
 	}
-	// Rows of the frame, as if it were a file.
+	// Rows of the frame, as if it were a file. A second decoder converts the rows, because
+	// d is in the middle of its own call.
 	frame := Decoder{header: Header{Format: WebP}, mode: Unchanged, region: image.Rect(0, 0, h.Width, h.Height), other: m,
 		channels: channelsIn(m, WebP)}
 	row := make([]byte, h.Width*frame.channels)
@@ -489,6 +492,7 @@ func firstFrame(cell []byte, meter *program.Meter) (image.Image, error) {
 	if !ok {
 		return m, nil
 	}
+	// The library marks the transparent colour by alpha 0.
 	ground, colours := uint8(0), firstColours(cell)
 	for i, c := range frame.Palette {
 		if _, _, _, a := c.RGBA(); a == 0 {

@@ -29,14 +29,16 @@ import (
 var ErrFormat = errors.New("jpeg")
 
 const (
-	blockSize   = 64   // coefficients of a block, 8x8
+	blockSize = 64 // coefficients of a block, 8x8
+	// The limits are those of T.81, except for the last two, which bound the work of a
+	// small file.
 	maxFactor   = 4    // maximum sampling factor
 	maxBlocks   = 10   // of an interleaved MCU, T.81 B.2.3
 	maxScans    = 128  // encoders write about ten; each is a pass over all blocks
 	maxMetadata = 4096 // segments before the first scan
 )
 
-// Space is the colour space of a stream's components.
+// Space is the colour space of a stream's components. It decides the conversion in Row.
 type Space uint8
 
 // The supported colour spaces.
@@ -100,8 +102,9 @@ func (d *Decoder) Decode(data []byte, region image.Rectangle, meter *program.Met
 	return d.DecodeAs(0, data, region, meter)
 }
 
-// DecodeAs is Decode with a known colour space, which overrides that of data. Its number
-// of components must match.
+// DecodeAs is Decode with a known colour space, which overrides that of data. Its number of
+// components must match. The tables of the last data are invalid, but their memory is used
+// again.
 func (d *Decoder) DecodeAs(given Space, data []byte, region image.Rectangle, meter *program.Meter) error {
 	d.parser, d.meter, d.tables.meter = parser{data: data, given: given}, meter, meter
 	d.restart = 0
@@ -118,6 +121,8 @@ func (d *Decoder) DecodeAs(given Space, data []byte, region image.Rectangle, met
 	}
 	d.region = region
 	d.place()
+	// One pass over the segments: scans are decoded where they come, because tables may
+	// change between them.
 	sequential := false
 	for {
 		m, s, err := d.marker()
@@ -157,7 +162,8 @@ func (d *Decoder) DecodeAs(given Space, data []byte, region image.Rectangle, met
 	}
 }
 
-// complete reports whether each component of a sequential stream has had its scan.
+// complete reports whether each component of a sequential stream has had its scan. Anything
+// after the last scan of a sequential stream is not needed.
 func (d *Decoder) complete() bool {
 	for i := range d.frame {
 		if d.refined[i] == 0 {
@@ -170,7 +176,8 @@ func (d *Decoder) complete() bool {
 // Header is that of the last decoded data.
 func (d *Decoder) Header() Header { return d.header }
 
-// place determines the blocks that the region needs, and allocates their samples.
+// place determines the blocks that the region needs, and allocates their samples. Only
+// these samples are kept, so memory depends on the region for baseline streams.
 func (d *Decoder) place() {
 	total := 0
 	for i := range d.frame {
@@ -193,7 +200,7 @@ func (d *Decoder) place() {
 	}
 }
 
-// scan is a scan header, T.81 B.2.3.
+// scan is a scan header, T.81 B.2.3. It is valid until the next scan.
 type scan struct {
 	components    []*component
 	first, last   int   // spectral selection: zigzag indices of the coefficients
@@ -205,7 +212,8 @@ type scan struct {
 	across, count int  // number of units in a row, and in total
 }
 
-// scanOf parses a scan header, and checks it.
+// scanOf parses a scan header, and checks it. The components keep the tables that the scan
+// selects.
 func (d *Decoder) scanOf(s []byte) (*scan, error) {
 	if d.scans++; d.scans > maxScans {
 		return nil, damaged("it has more than %d scans", maxScans)
@@ -266,7 +274,8 @@ func (d *Decoder) checkScan(sc *scan) error {
 		d.header.Progressive && (sc.first == 0) != (sc.last == 0) || sc.first > 0 && sc.interleaved {
 		return damaged("a scan has coefficients %d to %d, bits %d to %d", sc.first, sc.last, sc.high, sc.low)
 	}
-	// band has a bit for each coefficient of the scan.
+	// band has a bit for each coefficient of the scan. The order is checked by sets of
+	// coefficients, so a stream cannot repeat scans for ever.
 	band := (^uint64(0) >> (63 - sc.last)) &^ (1<<sc.first - 1)
 	for i, c := range sc.components {
 		at := sc.index[i]
@@ -342,7 +351,8 @@ func damaged(format string, values ...any) error {
 	return fmt.Errorf("%w: %s", ErrFormat, fmt.Sprintf(format, values...))
 }
 
-// component is a component of the frame, with the tables of its current scan.
+// component is a component of the frame, with the tables of its current scan. The header
+// sets the first fields, place those of the region.
 type component struct {
 	id, h, v, quant int // identifier, sampling factors, quantisation table
 	// width and height are in samples, without padding; across and down are the number of
@@ -363,7 +373,8 @@ type component struct {
 	wider, higher            int // pixels per sample
 }
 
-// tables is the state that markers define for later scans.
+// tables is the state that markers define for later scans. They survive from one file to
+// the next, so that equal tables need not be built again.
 type tables struct {
 	quant    [4][blockSize]int32 // in natural order
 	hasQuant [4]bool
@@ -372,7 +383,7 @@ type tables struct {
 	meter    *program.Meter
 }
 
-// parser reads the marker segments.
+// parser reads the marker segments. It is created anew for each file.
 type parser struct {
 	data []byte
 	at   int
@@ -396,7 +407,8 @@ func ReadHeader(data []byte) (Header, error) {
 	return p.header, nil
 }
 
-// marker returns the next marker and its segment; nil for markers without one.
+// marker returns the next marker and its segment; nil for markers without one. A segment
+// refers to the data.
 func (p *parser) marker() (byte, []byte, error) {
 	m := byte(0)
 	for m == 0 { // bytes between segments, and stuffed ones left over from a scan, are skipped, as libjpeg does
@@ -431,8 +443,9 @@ func (p *parser) marker() (byte, []byte, error) {
 	return m, segment, nil
 }
 
-// toScan reads up to the first SOS marker, which stays unread. It defines tables in t if
-// t is not nil.
+// toScan reads up to the first SOS marker, which stays unread. It defines tables in t if t
+// is not nil. All metadata must come before the first scan; later segments are not searched
+// for it.
 func (p *parser) toScan(t *tables) error {
 	if len(p.data) < 4 || p.data[0] != 0xFF || p.data[1] != markSOI {
 		return damaged("the data does not begin as a JPEG")
@@ -483,7 +496,8 @@ func (p *parser) toScan(t *tables) error {
 	return damaged("it has more than %d segments before its first scan", maxMetadata)
 }
 
-// sof reads a frame header, T.81 B.2.2.
+// sof reads a frame header, T.81 B.2.2. The size of the image is known afterwards, and
+// nothing was allocated for it.
 func (p *parser) sof(m byte, s []byte) error {
 	if p.frame != nil {
 		return damaged("it has two frames")
@@ -535,7 +549,8 @@ func (p *parser) sof(m byte, s []byte) error {
 // ceil is a / b, rounded up.
 func ceil(a, b int) int { return (a + b - 1) / b }
 
-// layout computes the sizes of the component, T.81 A.1.1.
+// layout computes the sizes of the component, T.81 A.1.1. Padding completes the last MCU at
+// the right and the lower border.
 func (c *component) layout(h *Header, hmax, vmax int) {
 	c.width, c.height = ceil(h.Width*c.h, hmax), ceil(h.Height*c.v, vmax)
 	c.across, c.down = ceil(c.width, 8), ceil(c.height, 8)
@@ -544,7 +559,8 @@ func (c *component) layout(h *Header, hmax, vmax int) {
 	c.filter = filterOf(c.wider, c.higher, c.width)
 }
 
-// space determines the colour space, like default_decompress_parms of libjpeg.
+// space determines the colour space, like default_decompress_parms of libjpeg. Three
+// components are YCbCr unless a marker or the identifiers say otherwise.
 func (p *parser) space() {
 	h := &p.header
 	if p.given != 0 {
@@ -581,7 +597,8 @@ func exifOrientation(s []byte) int {
 }
 
 // Orientation reads the tag Orientation of Exif data, which begins with a TIFF header. It
-// is 0 if there is no valid one.
+// is 0 if there is no valid one. A damaged directory gives 0 and no error: the image can be
+// decoded without it.
 func Orientation(tiff []byte) int {
 	if len(tiff) < 8 {
 		return 0
@@ -615,7 +632,8 @@ func Orientation(tiff []byte) int {
 	return 0
 }
 
-// Bytes is the maximum memory of decoding the whole image.
+// Bytes is the maximum memory of decoding the whole image. It does not depend on the
+// region.
 func (h *Header) Bytes() int64 {
 	units := int64(ceil(h.Width, 8*maxFactor)) * int64(ceil(h.Height, 8*maxFactor))
 	samples := units * blockSize * maxFactor * maxFactor * int64(h.Components)
@@ -628,9 +646,10 @@ func (h *Header) Bytes() int64 {
 	return samples + rows
 }
 
-// reader reads the entropy-coded data of a scan. The next bits are the upper ones of acc;
-// n of them are valid. After the end of the data, or a marker, zeros follow; padding
-// counts them.
+// reader reads the entropy-coded data of a scan. The next bits are the upper ones of acc; n
+// of them are valid. After the end of the data, or a marker, zeros follow; padding counts
+// them. It has no errors: over reports at the end of a row or a scan that data is missing.
+// That keeps the loops short.
 type reader struct {
 	data    []byte
 	at      int
@@ -639,7 +658,8 @@ type reader struct {
 	padding uint
 }
 
-// fill makes n at least 32.
+// fill makes n at least 32. Four bytes at a time are possible if none of them is 0xFF,
+// which begins a marker or a stuffed byte.
 func (b *reader) fill() {
 	if b.n >= 32 {
 		return
@@ -680,7 +700,7 @@ func (b *reader) fillSlowly() {
 // over reports whether more bits were used than there are.
 func (b *reader) over() bool { return b.padding > b.n }
 
-// take returns the next k bits, at most 16; fill must have been called.
+// take returns the next k bits, at most 16; fill must have been called. k may be 0.
 func (b *reader) take(k uint) int32 {
 	v := int32(b.acc >> 32 >> ((32 - k) & 63))
 	b.acc <<= k & 63
@@ -696,7 +716,8 @@ func extend(v int32, size uint) int32 {
 	return v
 }
 
-// long decodes a code longer than fastBits. Length 0 means that there is none.
+// long decodes a code longer than fastBits. Length 0 means that there is none. Such codes
+// are rare, so they are compared length by length.
 func (h *huffman) long(acc uint64) (symbol byte, length uint) {
 	for l := uint(fastBits + 1); l <= 16; l++ {
 		code := int32(acc >> (64 - l))
@@ -707,7 +728,8 @@ func (h *huffman) long(acc uint64) (symbol byte, length uint) {
 	return 0, 0
 }
 
-// symbol decodes a code. ok is false for an invalid code.
+// symbol decodes a code. ok is false for an invalid code. It is for scans whose values are
+// read apart from their codes.
 func (b *reader) symbol(h *huffman) (symbol byte, ok bool) {
 	b.fill()
 	e := h.fast[b.acc>>(64-fastBits)]
@@ -728,7 +750,8 @@ func (b *reader) symbol(h *huffman) (symbol byte, ok bool) {
 	return symbol, true
 }
 
-// restart skips to restart marker want and resets the reader.
+// restart skips to restart marker want and resets the reader. The bits before the marker
+// are padding and are dropped.
 func (b *reader) restart(want byte) error {
 	if b.over() {
 		return damaged("a scan's data ends early")
@@ -753,7 +776,7 @@ func (b *reader) restart(want byte) error {
 func (d *Decoder) Channels() int { return d.header.Components }
 
 // Row writes the pixels of the region in row y of the image to out, after upsampling and
-// conversion to RGB.
+// conversion to RGB. Upsampled rows are not kept: a caller reads each row once.
 func (d *Decoder) Row(y int, out []byte) {
 	x0, x1 := d.region.Min.X, d.region.Max.X
 	n := x1 - x0
@@ -787,8 +810,8 @@ func (d *Decoder) Row(y int, out []byte) {
 }
 
 // chroma is the contribution of a chroma value to R, G and B, by libjpeg's jdcolor.c:
-// rounded for red and blue, with 16 bits of fraction for green, where the rounding
-// constant is part of Cb's.
+// rounded for red and blue, with 16 bits of fraction for green, where the rounding constant
+// is part of Cb's. A table of 256 entries replaces four products for each pixel.
 var chroma = func() (t [256]struct{ red, blue, greenCr, greenCb int32 }) {
 	const half = 1 << 15
 	fix := func(x float64) int32 { return int32(x*65536 + 0.5) }
@@ -829,7 +852,9 @@ const (
 )
 
 // Steps is the maximum work of decoding data with this header, without the rows that are
-// requested afterwards. It searches data for SOS and DHT markers, and decodes nothing.
+// requested afterwards. It searches data for SOS and DHT markers, and decodes nothing. A
+// progressive stream may have many scans, so its work cannot be bounded by the size of the
+// image.
 func (h *Header) Steps(data []byte) int64 {
 	scans, tables := int64(0), int64(4) // of Motion JPEG, which has none
 	for at := 2; ; {
@@ -858,8 +883,8 @@ func (h *Header) Steps(data []byte) int64 {
 	return scans + h.blocks()*transformSteps + (int64(len(data))+64)*byteSteps + tables*tableSteps
 }
 
-// scanSteps is the maximum work of a scan, from its segment after the length. For nil it
-// is that of the most expensive scan.
+// scanSteps is the maximum work of a scan, from its segment after the length. For nil it is
+// that of the most expensive scan. A damaged segment counts as the most expensive one.
 func (h *Header) scanSteps(s []byte) int64 {
 	blocks, coefficients := h.blocks(), int64(blockSize)
 	if len(s) > 0 {
@@ -887,7 +912,8 @@ func (h *Header) blocks() int64 {
 	return n
 }
 
-// steps is the cost of a row of MCUs of a scan, without its data.
+// steps is the cost of a row of MCUs of a scan, without its data. It is spent before the
+// row is decoded.
 func (sc *scan) steps(units, blocks int) int64 {
 	each := int64(blockSteps)
 	if sc.stored {
@@ -898,7 +924,7 @@ func (sc *scan) steps(units, blocks int) int64 {
 
 // Bound is the maximum cost of decoding any sequential stream of such a frame with the
 // tables before. steps excludes ByteSteps for each byte, tables of its own beyond 16, and
-// rows.
+// rows. TIFF needs it for its blocks before they are read.
 func Bound(width, height, components int, before []byte) (held, steps int64) {
 	const own = 16 // tables
 	h := Header{Width: width, Height: height, Components: components}

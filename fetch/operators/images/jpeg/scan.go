@@ -42,6 +42,7 @@ func (h *huffman) build(counts []byte, symbols []byte, dc bool) error {
 	*h = huffman{}
 	copy(h.symbols[:], symbols)
 	copy(h.counts[:], counts)
+	// fast is filled while codes are assigned; longer codes only need most and offset.
 	code, index := int32(0), int32(0)
 	// Codes of one length are consecutive; the first of a length is twice the one after
 	// the last of the shorter length.
@@ -80,6 +81,7 @@ func (h *huffman) passOver() {
 		if e == 0 {
 			continue
 		}
+		// A fast entry has all bits of a short value. For skipping, only the length counts.
 		symbol := byte(e >> 8)
 		length, size := e&31, uint32(symbol&15)
 		if e&whole != 0 {
@@ -120,6 +122,7 @@ func (h *huffman) fill(code int32, length int, symbol byte, dc bool) {
 	if dc {
 		size = int(symbol)
 	}
+	// Each code has an entry for all bits that may follow it.
 	rest := fastBits - length
 	for low := range int32(1) << rest {
 		entry := uint32(symbol)<<8 | uint32(length)
@@ -162,6 +165,7 @@ func (t *tables) defineQuant(s []byte) error {
 		if n > 3 || wide > 1 || len(s) < 1+size {
 			return damaged("a quantisation table is cut off, or has the number %d", n)
 		}
+		// Tables are stored in natural order, in which coefficients are multiplied.
 		for i := range blockSize {
 			q := int32(s[1+i])
 			if wide == 1 {
@@ -183,6 +187,7 @@ func (t *tables) defineHuffman(s []byte) error {
 			return damaged("a table of codes is cut off")
 		}
 		class, n := s[0]>>4, s[0]&15
+		// The 16 counts say how many symbols follow.
 		total := 0
 		for _, c := range s[1:17] {
 			total += int(c)
@@ -273,6 +278,7 @@ func (d *Decoder) unitOf(sc *scan) []unitBlock {
 // found by decoding this one. Rows below the region are not even parsed.
 func (d *Decoder) baseline(sc *scan) error {
 	unit := d.unitOf(sc)
+	// Decoding ends with the last row that a component of the region needs.
 	rows := 0 // of units
 	for _, c := range sc.components {
 		v := c.v
@@ -284,6 +290,8 @@ func (d *Decoder) baseline(sc *scan) error {
 	in := reader{data: d.data, at: sc.at}
 	var predicted [4]int32
 	var block [blockSize]int32
+	// left counts the MCUs until the next restart marker, next is the number of that
+	// marker.
 	left, next := d.restart, byte(0)
 	for y := range rows {
 		from := in.at
@@ -396,6 +404,7 @@ func (b *reader) block(u *unitBlock, predicted *int32, block *[blockSize]int32) 
 				at, acc, n = b.at, b.acc, b.n
 			}
 		}
+		// The common case: code and value are in the ten bits.
 		e := fast[acc>>(64-fastBits)]
 		if e&whole != 0 {
 			k += int(e>>12) & 15
@@ -504,11 +513,13 @@ func (d *Decoder) storedScan(sc *scan) error {
 	d.store()
 	sc.stored = d.header.Progressive
 	unit := d.unitOf(sc)
+	// The entropy-coded data ends at the next marker, which the reader does not cross.
 	in := reader{data: d.data, at: sc.at}
 	var predicted [4]int32
 	left, next := d.restart, byte(0)
 	d.eobRun = 0
 	from := in.at
+	// Data after the image's last block is ignored.
 	for n := range sc.count {
 		if n%sc.across == 0 {
 			if err := d.meter.Spend(sc.steps(sc.across, len(unit)) + int64(in.at-from)*byteSteps); err != nil {
@@ -640,6 +651,7 @@ func (d *Decoder) firstBits(in *reader, ac *huffman, first, last int, low uint, 
 // not count.
 func (d *Decoder) refine(in *reader, ac *huffman, sc *scan, block *[blockSize]int16) bool {
 	k, plus := sc.first, int16(1)<<sc.low
+	// New coefficients are placed among those that exist, each after a run of zeros.
 	for d.eobRun == 0 && k <= sc.last {
 		symbol, ok := in.symbol(ac)
 		if !ok || symbol&15 > 1 {
@@ -664,6 +676,7 @@ func (d *Decoder) refine(in *reader, ac *huffman, sc *scan, block *[blockSize]in
 		}
 		k++
 	}
+	// The rest of the band has no new coefficient, but existing ones are refined.
 	if d.eobRun > 0 {
 		in.correct(block, k, sc.last, blockSize, plus)
 		d.eobRun--

@@ -229,7 +229,7 @@ func (h *Header) palette(cell []byte, size int, entries uint32, at *uint32) erro
 // stride is the number of bytes of a row in the file: a multiple of 4.
 func (h *Header) stride() int { return (h.Width*h.bits + 31) / 32 * 4 }
 
-// used is the number of bytes of a row that contain pixels.
+// used is the number of bytes of a row that contain pixels. The rest of stride is padding.
 func (h *Header) used() int { return (h.Width*h.bits + 7) / 8 }
 
 // Decode decodes the pixels of a file with this header. Its cost on the meter is at most
@@ -278,6 +278,7 @@ func (h *Header) at(y int) int {
 }
 
 // row returns the used bytes of row y of the file. The last row's padding may be missing.
+// Read has checked that the bytes exist.
 func (h *Header) row(y int, meter *program.Meter) ([]byte, error) {
 	if err := meter.Spend(int64(h.Width) * pixelSteps); err != nil {
 		return nil, err
@@ -285,7 +286,7 @@ func (h *Header) row(y int, meter *program.Meter) ([]byte, error) {
 	return h.data[y*h.stride():][:h.used()], nil
 }
 
-// table is the palette.
+// table is the palette. Its number of colours may be smaller than the indices allow.
 func (h *Header) table() color.Palette {
 	p := make(color.Palette, len(h.colours)/h.colourBytes)
 	for i := range p {
@@ -341,7 +342,8 @@ type channel struct {
 	down, wide int // number of bits below it, and its own bits
 }
 
-// channelOf is the channel of a mask, whose bits are consecutive.
+// channelOf is the channel of a mask, whose bits are consecutive. An absent channel has the
+// mask 0.
 func channelOf(mask uint32) channel {
 	return channel{mask, bits.TrailingZeros32(mask) & 31, bits.OnesCount32(mask)}
 }
@@ -424,7 +426,7 @@ func (h *Header) line(m *image.Paletted, x, y, n int) []byte {
 }
 
 // nibble returns pixel i of a byte: the byte itself for RLE8, or one of two alternating
-// nibbles for RLE4.
+// nibbles for RLE4. i counts from the beginning of the run.
 func (h *Header) nibble(v byte, i int) byte {
 	switch {
 	case h.compression == rle8:

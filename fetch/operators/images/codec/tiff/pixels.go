@@ -62,6 +62,7 @@ func (t *target) begin(h *Header) error {
 	switch {
 	case h.Layout == Grey && h.Deep:
 		t.grey16 = image.NewGray16(r)
+	// Numbers are converted to float32 whatever their type.
 	case h.Layout == Number:
 		t.numbers = &Numbers{make([]float32, h.Width*h.Height), r}
 	case h.Layout == Grey:
@@ -141,6 +142,7 @@ func (t *target) row(h *Header, in []byte, x, y, n int) {
 			out[2*i], out[2*i+1] = byte(v>>8)^invert, byte(v)^invert
 		}
 	case t.cmyk != nil:
+		// CMYK has 8 or 16 bits; the upper byte is used.
 		wide := h.bits / 8
 		high := h.high()
 		out := t.cmyk.Pix[t.cmyk.PixOffset(x, y):]
@@ -350,6 +352,7 @@ const (
 
 // expand decompresses into dst, and returns the number of bytes.
 func (t *lzw) expand(dst, src []byte) int {
+	// acc has bits unread bits at its low end.
 	var acc, bits uint
 	width, next, made := uint(9), int32(258), 0
 	last, lastLen := -1, int32(0)
@@ -473,6 +476,7 @@ func (d *decoder) placeJPEG(src []byte, plane, x, y int) error {
 	case header.Width < across || header.Width > g.across || header.Height < down || header.Height > g.down:
 		return damaged("its JPEG is %d x %d pixels of %d x %d", header.Width, header.Height, g.across, g.down)
 	}
+	// The decoder reads one stream, so tables and block are joined.
 	data := src
 	if len(d.tables) > 4 {
 		// Both begin with SOI, and the tables end with EOI.

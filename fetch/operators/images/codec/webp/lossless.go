@@ -175,6 +175,7 @@ func (d *decoder) tree(h *tree, alphabet int) error {
 	if err := d.meter.Spend(treeSteps); err != nil {
 		return err
 	}
+	// One bit selects the form of the tree.
 	simple, err := d.read(1)
 	if err != nil {
 		return err
@@ -310,6 +311,7 @@ func (t *tiles) number() (n, last int, mapping []int16, err error) {
 	if last < 1000 && last < len(t.pix)/4 {
 		return last + 1, last, nil, nil
 	}
+	// Indices are renumbered in the order in which tiles use them.
 	mapping = make([]int16, last+1)
 	for i := range mapping {
 		mapping[i] = -1
@@ -532,6 +534,7 @@ func (h *tree) buildSimple(n uint32, symbols [2]uint32, alphabet int, meter *pro
 // next returns the next symbol of the bit-stream. The table resolves codes of up to seven
 // bits in one step; longer ones are walked bit by bit from the node that it names.
 func (h *tree) next(d *decoder) (uint32, error) {
+	// Bits are loaded so that the table can be indexed, if the data has as many.
 	n := uint32(0)
 	more := true
 	if d.nBits < lutSize { // read enough bits so that the look-up table can be used
@@ -947,6 +950,8 @@ func (d *decoder) pixels(w, h, room int, topLevel bool) ([]byte, error) {
 	if t.bits != 0 {
 		mask = 1<<t.bits - 1
 	}
+	// p is the byte of the next pixel, x and y its place; paid is the byte up to which work
+	// was counted.
 	g, p, x, y := &t.groups[0], 0, 0, 0
 	for changed, paid := mask != 0, 0; p < len(pix); {
 		if p >= paid { // a row, or the rest of a copy

@@ -115,7 +115,8 @@ func Read(cell []byte) (Header, error) {
 	}
 }
 
-// frame reads the first frame of an animation, whose canvas size is in h.
+// frame reads the first frame of an animation, whose canvas size is in h. Its chunks are
+// those of a still image. Later frames are ignored.
 func (h *Header) frame(b []byte, clear bool) (Header, error) {
 	if len(b) < frameHeader {
 		return Header{}, wrong("its ANMF chunk makes no sense")
@@ -153,8 +154,8 @@ func (h *Header) frame(b []byte, clear bool) (Header, error) {
 // uint24 reads three bytes, little-endian.
 func uint24(b []byte) uint32 { return uint32(b[0]) | uint32(b[1])<<8 | uint32(b[2])<<16 }
 
-// sized reads the size from the chunk of the pixels. If canvas is set, it must be equal
-// to the one in h.
+// sized reads the size from the chunk of the pixels. If canvas is set, it must be equal to
+// the one in h. The size in the chunk of the pixels is the one that the decoder uses.
 func (h *Header) sized(canvas bool) (Header, error) {
 	var w, height int
 	if h.lossless {
@@ -203,10 +204,12 @@ const (
 	filterSteps    = 4        // per pixel with alpha
 )
 
-// Composed reports whether the canvas is larger than the pixels.
+// Composed reports whether the canvas is larger than the pixels. Then the caller draws the
+// pixels on the canvas at At.
 func (h *Header) Composed() bool { return h.Canvas != image.Pt(h.Width, h.Height) }
 
-// bound computes Bytes and Steps.
+// bound computes Bytes and Steps. The library for lossy images allocates by the header
+// alone.
 func (h *Header) bound() {
 	h.Bytes, h.Steps = roomBytes, 1<<16
 	if h.lossless {
@@ -249,7 +252,7 @@ func (h *Header) losslessBound(n int) {
 }
 
 // Decode decodes the pixels of a file with this header. The cost on the meter is at most
-// that of the header.
+// that of the header. h must come from Read. The result does not refer to the file.
 func Decode(h *Header, meter *program.Meter) (image.Image, error) {
 	if h.lossless {
 		d := decoder{data: h.data[losslessHeader:], meter: meter}
@@ -288,7 +291,8 @@ func Decode(h *Header, meter *program.Meter) (image.Image, error) {
 	return m, nil
 }
 
-// plane decodes the alpha of a lossy image, one byte per pixel; nil if there is none.
+// plane decodes the alpha of a lossy image, one byte per pixel; nil if there is none. The
+// alpha may be wrong only by its own data: the size is that of the pixels.
 func (h *Header) plane(meter *program.Meter) ([]byte, error) {
 	if h.alpha == nil {
 		return nil, nil
@@ -326,7 +330,7 @@ func (h *Header) plane(meter *program.Meter) ([]byte, error) {
 }
 
 // unfilter undoes the alpha's prediction: filter 1 is horizontal, 2 vertical, 3 gradient
-// (left + top - top left).
+// (left + top - top left). Sums are modulo 256.
 func unfilter(alpha []byte, w int, filter byte) {
 	if filter == 0 {
 		return
