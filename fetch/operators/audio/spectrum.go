@@ -180,6 +180,7 @@ func (s *spectrogram) each(o *sound, steps int64, features int,
 		x := s.padded(o.row(c), r)
 		to := out[c*features*frames:][:features*frames]
 		for t := 0; t < frames; t += together {
+			// The last group may have fewer frames.
 			k := min(together, frames-t)
 			if err := o.spend(k, steps+edging*int64(features)); err != nil {
 				return err
@@ -215,6 +216,7 @@ func (s *spectrogram) padded(x []float32, r *room) []float32 {
 	clear(inner[:s.Pad])
 	copy(inner[s.Pad:], x)
 	clear(inner[n-s.Pad:])
+	// Both ends are filled in one loop, from the outside inwards.
 	for i := range side {
 		before, after := float32(0), float32(0)
 		switch s.PadMode {
@@ -326,6 +328,7 @@ func (m masks) apply(s *sound, from *draw.Source, value float32, drawn []program
 	if m.p < 1 {
 		param = min(param, int(float64(float64(size)*m.p)))
 	}
+	// Either all channels share a mask, or each channel has its own.
 	groups, channels := 1, s.channels
 	if m.each {
 		groups, channels = s.channels, 1
@@ -454,6 +457,7 @@ func (a *specAugment) tables(e extent) program.Amount { return maskTables(e, a.T
 // run implements step. Masks have the value 0, or the mean of the whole cell. Those of
 // time come first, as in torchaudio.
 func (a *specAugment) run(s *sound, from *draw.Source) ([]program.Value, error) {
+	// torchaudio masks with the mean unless zeros are requested.
 	value := float32(0)
 	if !a.Zero && len(s.data) > 0 {
 		mean, err := s.mean()

@@ -451,12 +451,14 @@ func (t *trim) run(s *sound, _ *draw.Source) ([]program.Value, error) {
 			energy[k] = max(energy[k], sum/float64(t.Length))
 		}
 	}
+	// Below this energy everything counts as silence, as in librosa.
 	const floor = 1e-10
 	loudest := floor
 	for _, v := range energy {
 		loudest = max(loudest, v)
 	}
 	limit := float64(loudest * dsp.Exp10(-t.TopDB/10))
+	// The result is from the first to the last frame that is loud enough.
 	first, last := -1, -1
 	for k, v := range energy {
 		if max(floor, v) > limit {

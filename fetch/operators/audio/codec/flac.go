@@ -14,6 +14,7 @@ import (
 func readFLAC(file []byte) (Info, error) {
 	info := Info{Format: FLAC}
 	b := file[4:]
+	// Blocks of metadata have a flag for the last one, a type, and a length of 24 bits.
 	for first, last := true, false; !last; first = false {
 		if len(b) < 4 {
 			return info, damaged("FLAC: it ends in its metadata")
@@ -192,6 +193,7 @@ func decodeFLAC(m *program.Meter, info Info, offset int, out [][]float32) error 
 	if n := info.block * info.Channels; len(room.samples) < n {
 		room.samples = make([]int64, n)
 	}
+	// The search may be wrong: its result is verified by decoding from there.
 	if at, sample := seekFLAC(&info, offset); at > 0 {
 		if err := flacFrom(m, &info, room, at, sample, offset, out); err == nil || m.Check() != nil {
 			return err
@@ -206,6 +208,7 @@ func decodeFLAC(m *program.Meter, info Info, offset int, out [][]float32) error 
 // its place and first sample, or zeros. Headers have the position, so no index is needed.
 func seekFLAC(info *Info, offset int) (at, sample int) {
 	var h frameHeader
+	// It stops at 4 KiB, where decoding costs less than another step of the search.
 	low, high := 0, len(info.data)
 	for offset >= 2*info.block && high-low > 4096 {
 		middle := low + (high-low)/2
@@ -254,6 +257,7 @@ func flacFrom(m *program.Meter, info *Info, room *flacRoom, at, sample, offset i
 		if err != nil {
 			return err
 		}
+		// The first and the last frame are used in part.
 		from, to := max(offset-sample, 0), min(end-sample, h.block)
 		for c := range out {
 			if from < to {
@@ -337,6 +341,7 @@ func subframe(r *bitReader, out []int64, width uint) string {
 	if head&0x80 != 0 {
 		return "its first bit is set"
 	}
+	// The number of wasted bits is unary, if the flag is set.
 	wasted := uint(0)
 	if head&1 != 0 {
 		k := r.unary() + 1
@@ -444,6 +449,7 @@ func linear(r *bitReader, out []int64, width uint, order int) string {
 // Each partition has its own Rice parameter. The first one is shorter by the warm-up
 // samples.
 func residual(r *bitReader, out []int64, order int) string {
+	// The method decides whether a Rice parameter has 4 or 5 bits.
 	method, parts := r.unsigned(2), uint(r.unsigned(4))
 	if method > 1 {
 		return "its residual is coded in a reserved way"

@@ -68,6 +68,7 @@ func start(binary, library string) (p *process, missing string, err error) {
 	if err != nil {
 		return nil, "", p.end(err)
 	}
+	// The first message comes before any file, so a missing library is found at the start.
 	hello, err := p.hello()
 	switch {
 	case err != nil:
@@ -121,6 +122,7 @@ func (p *process) ask(ctx context.Context, file []byte, q request, out [][]float
 	}
 	// The callback may still run when ask returns: the deferred function waits for it.
 	ended := make(chan struct{})
+	// A deadline in the past makes a pending read or write return at once.
 	stop := context.AfterFunc(ctx, func() {
 		defer close(ended)
 		past := time.Unix(1, 0)

@@ -79,6 +79,7 @@ func Serve(in io.Reader, out io.Writer) error {
 		}
 	}()
 	var file []byte
+	// The main goroutine reads while the other one decodes, so it notices the end of in.
 	for r := bufio.NewReader(in); ; {
 		var q request
 		if err := binary.Read(r, binary.LittleEndian, &q); err != nil {

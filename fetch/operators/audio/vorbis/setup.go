@@ -112,6 +112,7 @@ func (s *setup) read(r *bitReader) (why string) {
 		}
 		s.books = append(s.books, b)
 	}
+	// Transforms in time are reserved: all must be 0.
 	for range r.read(6) + 1 {
 		if r.read(16) != 0 {
 			return "a transform in time is not 0"
@@ -165,6 +166,7 @@ func (s *setup) readMapping(r *bitReader) (*mapping, string) {
 	if r.read(16) != 0 {
 		return nil, "a mapping is of no known kind"
 	}
+	// Flags say whether there are submaps and couplings.
 	m := &mapping{of: make([]int, s.channels)}
 	count := 1
 	if r.flag() {
@@ -354,6 +356,7 @@ func readCodebook(r *bitReader, entries, values *int) (*codebook, string) {
 	if *values += n * b.dims; *values > maxValues {
 		return nil, "codebooks have too many values"
 	}
+	// Values are low plus a multiple of delta.
 	b.low, b.delta = unpack(r.read(32)), unpack(r.read(32))
 	width := int(r.read(4)) + 1
 	b.sequence = r.flag()
@@ -473,6 +476,7 @@ func (b *codebook) words() string {
 		return ""
 	}
 	var places [33]uint32 // word of the free place at each depth, from its highest bit on
+	// At first the whole tree is free: a place at depth 0.
 	free := uint64(1)
 	for e, l := range b.lengths {
 		if l == 0 {
@@ -509,6 +513,7 @@ func (b *codebook) insert(e int, word uint32, length int) {
 		}
 		return
 	}
+	// The first nine bits lead to a node, the others from node to node.
 	node := &b.first[word&(1<<firstBits-1)]
 	if *node == 0 {
 		*node = b.node() << 5

@@ -112,6 +112,7 @@ func (f *floor1) read(r *bitReader, into *curve) bool {
 	if !r.flag() {
 		return false
 	}
+	// The two ends have plain heights. All other posts are coded by classes.
 	y := into.heights[:len(f.posts)]
 	width := bits.Len(uint(f.high - 1))
 	y[0], y[1] = int(r.read(width)), int(r.read(width))
@@ -345,6 +346,7 @@ func (f *floor0) multiply(spectrum []float32, by *curve, long int) {
 // at is the curve at a frequency; w is twice the cosine of the frequency. The clamp keeps
 // the exponential finite for damaged coefficients.
 func (f *floor0) at(w float64, by *curve) float32 {
+	// p and q are the two halves of the filter's polynomial.
 	p, q := 0.5, 0.5
 	c := by.cosines
 	for ; len(c) >= 2; c = c[2:] {
@@ -384,6 +386,7 @@ func (s *setup) readResidue(r *bitReader) (*residue, string) {
 	if res.class = s.book(r.read(8), false); res.class == nil {
 		return nil, "a residue has a codebook that there is not"
 	}
+	// A word of the class codebook is a number with dims digits, one for each partition.
 	words := 1
 	for range res.class.dims {
 		if words *= res.classes; words > len(res.class.lengths) {
@@ -429,6 +432,7 @@ func (res *residue) decode(r *bitReader, vectors [][]float32, room *residueRoom)
 	if len(vectors) == 0 {
 		return
 	}
+	// The range is limited to the block: short blocks have fewer frequencies.
 	n := len(vectors[0])
 	begin, end := min(res.begin, n), min(res.end, n)
 	parts := max(end-begin, 0) / res.size

@@ -221,6 +221,7 @@ func (d *decoder) sound(packet []byte, position, first int64, out [][]float32) (
 	if before == 0 {
 		return 0, nil
 	}
+	// Only two neighbouring long blocks overlap with the long window.
 	t := d.transform[0]
 	if before == half && half == d.half[1] {
 		t = d.transform[1]
@@ -326,6 +327,8 @@ func Decode(m *program.Meter, file []byte, offset int, out [][]float32) (int, er
 	if err != nil {
 		return 0, err
 	}
+	// While sought is not 0, packets are skipped up to the last one of that page. Only its
+	// block is decoded, because the next one overlaps with it.
 	d := newDecoder(s)
 	p := &b.packets
 	p.from(from)

@@ -317,8 +317,9 @@ func (d *Decoder) rowOther(y int, out []byte) {
 	}
 }
 
-// numbers converts a row of numbers: to float32, or to bytes like Pillow, which clips to
-// 0 to 255 and truncates.
+// numbers converts a row of numbers: to float32, or to bytes like Pillow, which clips to 0
+// to 255 and truncates. Values are clipped and not scaled: their range has no meaning of
+// its own.
 func (d *Decoder) numbers(in []float32, out []byte) {
 	if d.mode == Float {
 		for i, v := range in {
@@ -345,7 +346,8 @@ func (d *Decoder) spareRow(n int) []byte {
 	return d.row[:n]
 }
 
-// paletted converts palette indices to colours, or keeps them in mode Unchanged.
+// paletted converts palette indices to colours, or keeps them in mode Unchanged. Unchanged
+// keeps indices, because a mask's indices are its classes.
 func (d *Decoder) paletted(in []byte, p color.Palette, out []byte) {
 	if d.mode == Unchanged {
 		copy(out, in)
@@ -377,8 +379,8 @@ func colourOf(c color.Color) color.NRGBA {
 	return color.NRGBAModel.Convert(c).(color.NRGBA)
 }
 
-// fromAlpha converts pixels of RGBA, each channel of wide bytes, big-endian. Of 16 bits the
-// upper byte is used.
+// fromAlpha converts pixels of RGBA, each channel of wide bytes, big-endian. It uses the
+// upper byte of 16 bits.
 func fromAlpha(in []byte, wide int, out []byte, channels int) {
 	for at, to := 0, 0; at < len(in); at, to = at+4*wide, to+channels {
 		r, g, b := in[at], in[at+wide], in[at+2*wide]
@@ -526,6 +528,8 @@ func firstColours(cell []byte) []byte {
 	}
 	var table []byte
 	rest := cell[13:]
+	// take skips a table and remembers it. A local table follows the global one, so the
+	// last one counts.
 	take := func(flags byte) bool {
 		if flags&0x80 == 0 {
 			return true

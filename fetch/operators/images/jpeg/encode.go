@@ -285,7 +285,8 @@ func (e *Encoder) block(c, bx, by int) {
 	}
 	forward(&b)
 	table := min(c, 1)
-	// The transform's output is scaled by 8. Rounding is that of jcdctmgr.c.
+	// The transform's output is scaled by 8. Rounding is that of jcdctmgr.c. Division
+	// rounds half away from zero.
 	for i, q := range e.quant[table] {
 		v, q := b[i], q<<3
 		if v < 0 {
@@ -300,6 +301,7 @@ func (e *Encoder) block(c, bx, by int) {
 	// DC: the difference to the block before, T.81 F.1.2.1.
 	e.value(&dc[size(diff)], diff)
 	// AC: run of zeros and size, T.81 F.1.2.2. 0xF0 is 16 zeros, 0 the end of the block.
+	// run counts the zeros since the last coefficient.
 	run := 0
 	for k := 1; k < blockSize; k++ {
 		v := b[zigzag[k]]

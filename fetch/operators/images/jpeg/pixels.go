@@ -44,6 +44,7 @@ func flat(dc int32, out []byte, stride int) {
 // each column with a coefficient other than its first. out must have room for eight rows of
 // that stride. It is the reference for the assembly, which has to return the same bytes.
 func inverseGo(b *[blockSize]int32, columns uint8, out []byte, stride int) {
+	// Columns first, without the final shift: two bits of fraction remain for the rows.
 	for i := range 8 {
 		if columns&(1<<i) == 0 {
 			// Equal to the full transform, also for values that overflow.
@@ -109,7 +110,7 @@ const (
 )
 
 // filterOf selects the method like jinit_upsampler of jdsample.c: narrow components are
-// replicated.
+// replicated. A component of full size is replicated once, which copies it.
 func filterOf(wider, higher, width int) filter {
 	switch {
 	case wider == 2 && higher == 1 && width > 2:
@@ -179,11 +180,13 @@ func triangle(in []byte, origin, width, x0, x1 int, out []byte) {
 			return byte((v*3 + uint(in[i+1-origin]) + 2) >> 2)
 		}
 	}
+	// First the sample at the border and an odd start, one by one.
 	x := x0
 	for x < x1 && (x == 0 || x&1 == 1) {
 		out[x-x0] = one(x)
 		x++
 	}
+	// Then pairs: both samples between two neighbours come from the same three inputs.
 	end := min(x1, 2*width-1)
 	if n := (end - x) / 2; n > 0 {
 		i := x/2 - origin
@@ -219,6 +222,7 @@ func triangle2(near, far []byte, origin, width, x0, x1 int, out []byte) {
 			return byte((v*3 + sum(i+1) + 7) >> 4)
 		}
 	}
+	// As in triangle: the border, then pairs, then the rest.
 	x := x0
 	for x < x1 && (x == 0 || x&1 == 1) {
 		out[x-x0] = one(x)

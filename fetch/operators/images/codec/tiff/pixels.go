@@ -380,7 +380,9 @@ func (t *lzw) expand(dst, src []byte) int {
 			}
 		}
 		n := int32(1)
-		// A literal is its own string.
+		// A literal is its own string. The new entry of the table is the last string with
+		// the first byte of this one. It is the bytes from the last string on, so it exists
+		// already.
 		if code < 256 {
 			dst[made] = byte(code)
 		} else {

@@ -155,6 +155,7 @@ func Decode(h *Header, meter *program.Meter) (image.Image, error) {
 	}
 	// Blocks are in the order of planes, rows and columns.
 	g, i := &h.grid, int64(0)
+	// Blocks of a planar image come plane by plane.
 	planes := 1
 	if h.planar {
 		planes = h.samples
@@ -407,7 +408,8 @@ func (h *Header) pixels() error {
 			return unsupported("samples of different bits")
 		}
 	}
-	// base is the number of samples of a colour.
+	// base is the number of samples of a colour. base is the number of samples that make a
+	// colour; further ones are alpha or unknown.
 	base := 1
 	switch h.photometric {
 	case photoWhiteIsZero, photoBlackIsZero:

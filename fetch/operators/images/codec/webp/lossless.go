@@ -120,6 +120,8 @@ func (d *decoder) codeLengths(to, own []uint8) error {
 		return err
 	}
 	most := len(to)
+	// The number of symbols with a length may be given, so that the rest of a large
+	// alphabet costs nothing.
 	short, err := d.read(1)
 	if err != nil {
 		return err
@@ -159,6 +161,7 @@ func (d *decoder) codeLengths(to, own []uint8) error {
 		if symbol+int(n) > len(to) {
 			return errLengths
 		}
+		// Codes 17 and 18 are runs of zeros, which to has already.
 		if l == repeats {
 			for i := range int(n) {
 				to[symbol+i] = last
@@ -332,6 +335,7 @@ func (t *tiles) number() (n, last int, mapping []int16, err error) {
 // bounds the work.
 func (d *decoder) lossless(width, height int) (*image.NRGBA, error) {
 	var all []transform
+	// Colour indexing packs pixels, so the width of later images can be smaller.
 	seen, w := [transforms]bool{}, width
 	for {
 		more, err := d.read(1)
@@ -416,6 +420,8 @@ type tree struct {
 // insert inserts a symbol whose encoding is the least significant length bits of code.
 // Codes that are prefixes of each other are refused.
 func (h *tree) insert(symbol, code, length uint32) error {
+	// base is the code's first bits in the order of the stream, which is the index into the
+	// table.
 	var base uint32
 	if length > lutSize {
 		base = uint32(reverseBits[(code>>(length-lutSize))&0xff]) >> (8 - lutSize)
@@ -425,6 +431,7 @@ func (h *tree) insert(symbol, code, length uint32) error {
 			h.lut[base|i<<length] = symbol<<8 | (length + 1)
 		}
 	}
+	// The tree is walked from the root; nodes are added where the path ends.
 	n := uint32(0)
 	for jump := lutSize; length > 0; {
 		length--
@@ -1030,6 +1037,7 @@ func (c *cache) get(px []byte, i int) error {
 
 // copy repeats earlier pixels, and returns their number. It may cross the end of a row.
 func (d *decoder) copy(g *group, pix []byte, p, w int, symbol uint32) (int, error) {
+	// A copy has a length and a distance, each as a prefix code with extra bits.
 	length, err := d.parameter(symbol)
 	if err != nil {
 		return 0, err
