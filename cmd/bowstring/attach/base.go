@@ -21,13 +21,13 @@ import (
 type Rows struct {
 	store store.Store
 	form  *schema.Form
-	ids   []schema.ID // by position
-	order []uint32    // positions, by ids
+	ids   []schema.ID // ids by position
+	order []uint32    // positions, sorted by their ids
 	// refs holds the references of each blob column by position. A null has the size
 	// null.
 	refs    [][]schema.BlobRef
 	columns map[string]arrow.Array
-	used    map[schema.ObjectPrefix]*numbers // objects with blobs, by their sets
+	used    map[schema.ObjectPrefix]*numbers // numbers of the objects with blobs, by set
 	// columns are the kept columns by name, each as long as the snapshot. A column that the
 	// snapshot lacks is absent.
 }

@@ -24,15 +24,15 @@ type Kept struct {
 	// files maps the key of an object to its rows.
 	files map[string]run
 	// names maps an object's address back to its key.
-	names map[objectAt]string // of their objects
+	names map[objectAt]string
 
 	// The chunk that was read last. All is called for objects in the order of the rows,
 	// so that the next row is mostly in the same chunk.
 	of      *Rows
-	begin   int64 // of its rows
+	begin   int64 // the rows of the chunk are [begin, until)
 	until   int64
 	columns map[string]arrow.Array
-	all     []string // names of the columns of metadata
+	all     []string // names of all metadata columns
 }
 
 // run is the range of rows [start, end) of an object.
@@ -42,7 +42,7 @@ type run struct {
 	split      string
 	// broken excludes the object: its rows do not follow each other, some of them also
 	// belong to another object, or they are in several splits.
-	broken bool // there are more, or not all of them are its own
+	broken bool
 }
 
 // objectAt identifies an object by its set and its number in that set.
@@ -123,7 +123,7 @@ func (r *Rows) runs() map[objectAt]*run {
 				}
 			}
 		}
-		if own == nil && elsewhere { // it is of no object, as rows are that were imported
+		if own == nil && elsewhere { // the row belongs to no object, as imported rows do
 			if unclear && last != nil {
 				last.broken = true
 			}

@@ -26,11 +26,11 @@ type Listing struct {
 	reading string
 	// unread means that blobs of the sets made here are not read, and so have no
 	// checksum.
-	unread  bool            // blobs of sets that are made here are not read
-	objects []schema.Object // in ascending order of their keys
+	unread  bool
+	objects []schema.Object // in ascending order of keys
 	places  []place         // by object
 	sets    []set
-	units   map[int][]schema.Unit // by object, in ascending order of their offsets
+	units   map[int][]schema.Unit // by object, in ascending order of offsets
 	// last is the object that find returned last. The next blob is mostly in the same
 	// object or in the one after it.
 	last int
@@ -46,9 +46,9 @@ type place struct {
 // set is an object set that keys may name.
 type set struct {
 	prefix  schema.ObjectPrefix
-	known   *schema.SetRef // one of the snapshot before; nil for one that is made here
-	objects []int          // of one that is made here
-	used    bool           // it has blobs
+	known   *schema.SetRef // set of the previous snapshot; nil for a new set
+	objects []int          // indexes of the objects of a new set
+	used    bool           // some key names the set
 }
 
 // NewListing cuts objects into sets.
@@ -159,7 +159,7 @@ func (l *Listing) index(file string) (int, bool) {
 
 // A key has 6 bytes for an offset in an object, and 5 for one in a unit.
 const (
-	mostOffset = 1<<48 - 1 // in an object
+	mostOffset = 1<<48 - 1 // offset in an object
 	mostInUnit = 1<<40 - 1
 )
 

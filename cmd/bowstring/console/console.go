@@ -188,14 +188,14 @@ func answer(w http.ResponseWriter, code int, v any) {
 	}
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(code)
-	_, _ = w.Write(b) // a failed write means that the client is gone
+	_, _ = w.Write(b) // an error means that the client is gone
 }
 
 // problem is an error as the page gets it.
 type problem struct {
 	Code   string `json:"code"`
 	Error  string `json:"error"`
-	Line   int    `json:"line,omitempty"` // of the expression, from 1
+	Line   int    `json:"line,omitempty"` // line of the expression, from 1
 	Column int    `json:"column,omitempty"`
 }
 
@@ -298,5 +298,5 @@ func (a *asset) serve(w http.ResponseWriter, r *http.Request) {
 		h.Set("Content-Encoding", "gzip")
 		body = a.small
 	}
-	_, _ = w.Write(body) // a failed write means that the client is gone
+	_, _ = w.Write(body) // an error means that the client is gone
 }

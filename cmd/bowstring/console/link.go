@@ -29,7 +29,7 @@ const (
 // the limits of all.
 type links struct {
 	pipe *pipe
-	done chan error // what ServeWithin returned
+	done chan error // result of ServeWithin
 
 	mu    sync.Mutex
 	byKey map[string]*link // guarded by mu

@@ -228,9 +228,9 @@ func records(stream arrowflight.DataStreamReader, each func(arrow.Record) (more 
 }
 
 const (
-	maxDatasets = 5000 // that are listed
-	maxPage     = 200  // samples that are shown at once
-	maxCell     = 2000 // bytes of a text that is shown
+	maxDatasets = 5000 // datasets in a list
+	maxPage     = 200  // samples on a page
+	maxCell     = 2000 // bytes of a text on the page
 	// The largest integer up to which JavaScript's numbers are exact. Others are sent as
 	// text.
 	maxExact = 1 << 53
@@ -412,7 +412,7 @@ func (q *query) blob() error {
 	h.Set("Content-Type", kind)
 	h.Set("Content-Disposition", "inline")
 	h.Set("Content-Security-Policy", "default-src 'none'; sandbox")
-	http.ServeContent(q.w, q.r, "", time.Time{}, bytes.NewReader(content)) // players ask for parts
+	http.ServeContent(q.w, q.r, "", time.Time{}, bytes.NewReader(content)) // players request ranges
 	return nil
 }
 
@@ -551,7 +551,7 @@ const maxHistory = 50
 type occurrence struct {
 	Snapshot int64          `json:"snapshot"`
 	Created  time.Time      `json:"created"`
-	Row      *export.Object `json:"row"` // null where the sample is not in it
+	Row      *export.Object `json:"row"` // null if the snapshot lacks the sample
 }
 
 // history answers with the newest snapshots and what each contains of a sample.
@@ -619,7 +619,7 @@ func (q *query) find(snapshot int64, id schema.ID) (occurrence, error) {
 	if err != nil {
 		return one, err
 	}
-	if err := ask(stream, command, id); err != nil && !errors.Is(err, io.EOF) { // the server's own error comes below
+	if err := ask(stream, command, id); err != nil && !errors.Is(err, io.EOF) { // the server's own error is read below
 		return one, err
 	}
 	err = records(stream, func(rec arrow.Record) (bool, error) {
@@ -630,7 +630,7 @@ func (q *query) find(snapshot int64, id schema.ID) (occurrence, error) {
 		return true, nil
 	})
 	if status.Code(err) == codes.NotFound {
-		err = nil // the snapshot is there, so it is the sample that is not
+		err = nil // the snapshot exists, so the sample is missing
 	}
 	return one, err
 }

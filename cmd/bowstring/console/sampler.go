@@ -53,7 +53,7 @@ type sampler struct {
 	viewers int           // guarded by mu
 	running bool          // guarded by mu
 	closed  bool          // guarded by mu
-	now     *moment       // or nil before there were two samples; guarded by mu
+	now     *moment       // nil before the second sample; guarded by mu
 	changed chan struct{} // closed and replaced with now; guarded by mu
 	was     []past        // guarded by mu
 	done    chan struct{} // closed by close
@@ -130,7 +130,7 @@ func (s *sampler) publish(m *moment) bool {
 	defer s.mu.Unlock()
 	s.now = m
 	// The first moment covers too short a time for a point of the chart.
-	if v.Seconds > s.every.Seconds()/2 { // what the first moment has is no rate to remember
+	if v.Seconds > s.every.Seconds()/2 {
 		s.was = append(s.was, past{v.At.UnixMilli(), v.BytesPerSec, v.StoreBytesPerS, v.SpillBytesPerS, v.RowsPerSec,
 			v.StoreP99})
 	}

@@ -25,22 +25,22 @@ const (
 	maxSessions = 1024
 	// sessionLength is a working day: the next morning a viewer signs in again.
 	sessionLength = 12 * time.Hour
-	maxViews      = 16 // pages of one session that are open at once, or of an address without
+	maxViews      = 16 // open pages of one session, or of one address without sign-in
 	// maxToken is the most bytes read of a sign-in.
 	maxToken = 16 << 10
 )
 
 // Modes of authentication, as the page gets them.
 const (
-	byCaller  = "caller" // with the token of a Flight client, whose rights they have
-	byToken   = "token"  // with the token of operators
-	openToAll = "open"   // not at all: nor do Flight clients
+	byCaller  = "caller" // by the token of a Flight client, with its rights
+	byToken   = "token"  // by the token of operators
+	openToAll = "open"   // no authentication, as for Flight clients
 )
 
 // session is a viewer who has signed in, or an address if no sign-in is needed. All
 // fields but views are immutable after newSession and signIn.
 type session struct {
-	token string // of Flight calls; "" where there is none
+	token string // token for Flight calls; "" for none
 	// hash is that of the operators' token at the sign-in. If the token changes, the
 	// session is no longer valid.
 	hash   [sha256.Size]byte
@@ -280,7 +280,7 @@ func (c *Console) newSession(r *http.Request, token string) (*session, error) {
 
 // remote returns the address of a request; a zero address if it cannot be parsed.
 func remote(r *http.Request) net.Addr {
-	addr, err := net.ResolveTCPAddr("tcp", r.RemoteAddr) // it is an address, and not looked up
+	addr, err := net.ResolveTCPAddr("tcp", r.RemoteAddr) // the address is numeric: nothing is looked up
 	if err != nil {
 		return &net.TCPAddr{}
 	}
@@ -314,7 +314,7 @@ func (c *Console) refuse(w http.ResponseWriter, r *http.Request, err error) {
 		fail(w, http.StatusUnauthorized, "UNAUTHENTICATED", errToken.Error())
 	case errors.Is(err, schema.ErrLimit):
 		fail(w, http.StatusTooManyRequests, "RESOURCE_EXHAUSTED", err.Error())
-	case r.Context().Err() != nil: // the browser that asked is gone
+	case r.Context().Err() != nil: // the browser is gone
 	default:
 		c.opts.Logger.ErrorContext(r.Context(), "it cannot be said who may see the console", "error", err)
 		fail(w, http.StatusInternalServerError, "INTERNAL",
@@ -361,7 +361,7 @@ func (c *Console) signIn(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	s.hash = hash
-	c.sessions.remove(secretOf(r)) // who signs in again
+	c.sessions.remove(secretOf(r)) // an earlier sign-in of this browser
 	http.SetCookie(w, &http.Cookie{
 		Name: cookieName(r), Value: c.sessions.add(s), Path: "/console/", MaxAge: int(sessionLength.Seconds()),
 		HttpOnly: true, Secure: r.TLS != nil, SameSite: http.SameSiteStrictMode,

@@ -23,23 +23,23 @@ const (
 	// cost more reads.
 	summedBatch = 2048
 	maxBins     = 40
-	maxValues   = 50 // of a column that are listed
+	maxValues   = 50 // values of a column in the answer
 	// maxDistinct bounds the memory for counting. Values beyond it are not counted, and
 	// Many is set.
 	maxDistinct = 1 << 14
-	maxText     = 256 // bytes by which values are distinguished
+	maxText     = 256 // bytes of a value that are compared
 )
 
 // summary is the distribution of a column's values. It has Values or Bins, never both.
 type summary struct {
 	Column string `json:"column"`
-	Rows   int64  `json:"rows"`   // that there are
-	Looked int64  `json:"looked"` // of these, that were looked at
+	Rows   int64  `json:"rows"`   // rows of the request
+	Looked int64  `json:"looked"` // rows that were read
 	Nulls  int64  `json:"nulls"`
 
 	Values   []valueCount `json:"values,omitempty"` // most frequent first; classes in their order
 	Distinct int64        `json:"distinct,omitempty"`
-	Many     bool         `json:"many,omitempty"` // there are more distinct ones than were counted
+	Many     bool         `json:"many,omitempty"` // some distinct values were not counted
 
 	Bins []bin    `json:"bins,omitempty"`
 	Min  *float64 `json:"min,omitempty"`
@@ -125,7 +125,7 @@ func (c *counter) add(rec arrow.Record) error {
 			if v := number(i); !math.IsNaN(v) && !math.IsInf(v, 0) {
 				c.numbers = append(c.numbers, v)
 			} else {
-				c.nulls++ // nothing that a histogram has a place for
+				c.nulls++ // no bin can hold it
 			}
 		default:
 			c.text(short(fmt.Sprint(shown(export.Value(f, col, i))), maxText))
@@ -207,7 +207,7 @@ func (c *counter) histogram(s *summary) {
 	mean, whole := 0.0, true
 	// The mean is updated step by step: the sum of large values could overflow.
 	for i, v := range c.numbers {
-		mean += v/float64(i+1) - mean/float64(i+1) // whose difference may be beyond all numbers
+		mean += v/float64(i+1) - mean/float64(i+1) // the difference of two values could overflow
 		whole = whole && v == math.Trunc(v)
 	}
 	s.Min, s.P50, s.Mean, s.Max = &low, &mid, &mean, &high
@@ -218,7 +218,7 @@ func (c *counter) histogram(s *summary) {
 	case whole && high-low < maxBins:
 		bins, width = int(high-low)+1, 1
 	case math.IsInf(width, 0):
-		return // they are further apart than numbers reach
+		return // the range exceeds float64
 	case whole:
 		width = math.Ceil((high - low + 1) / maxBins)
 		bins = int(math.Ceil((high - low + 1) / width))

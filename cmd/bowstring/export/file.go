@@ -199,8 +199,8 @@ func Parquet(path string, s *arrow.Schema, opts Options) (Sink, error) {
 // parquetEncoder writes Parquet files.
 type parquetEncoder struct {
 	out    *pqarrow.FileWriter
-	stored *arrow.Schema // of what the file holds
-	bytes  int64         // of content in the open row group
+	stored *arrow.Schema // schema of the file
+	bytes  int64         // size of the open row group
 }
 
 // newParquetEncoder opens a writer for schema s. Types that Parquet lacks are stored as

@@ -82,12 +82,12 @@ type folder struct {
 	staged
 	opts                   Options
 	schema                 *arrow.Schema
-	root                   *os.Root // nothing is written outside of it, whatever the names in the data
-	id, split, class, name int      // columns; -1 if there is none
+	root                   *os.Root // no name in the data leads out of it
+	id, split, class, name int      // indexes of columns; -1 for none
 	// blobs are the indexes of the blob columns.
 	blobs    []int
-	lines    *arrow.Schema        // of the metadata
-	metadata map[string]*metadata // by folder, "" or that of a split
+	lines    *arrow.Schema        // schema of the metadata
+	metadata map[string]*metadata // by folder: "" or a split
 	// syncs syncs files in the background. A file is synced while it is open, because
 	// only the descriptor that wrote gets the disk's error. Many are synced at once,
 	// because each sync waits for the disk.
@@ -259,11 +259,11 @@ func (o *folder) writeBlob(paths []string, data []byte) (string, error) {
 	var err error
 	for _, name := range paths {
 		if err = o.root.MkdirAll(path.Dir(name), 0o777); err != nil {
-			continue // such as a file where a folder is wanted
+			continue // such as a file in the place of a folder
 		}
 		var f *os.File
 		if f, err = o.root.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o666); err != nil {
-			continue // taken by another row, or a name that the file system does not take
+			continue // taken by another row, or not allowed by the file system
 		}
 		if _, err = f.Write(data); err != nil {
 			return name, errors.Join(err, f.Close())
@@ -327,7 +327,7 @@ func (o *folder) syncDirs() error {
 
 // Close implements Sink.
 func (o *folder) Close() error {
-	_ = o.syncs.Wait() // Commit has returned the error, or the files are removed
+	_ = o.syncs.Wait() // Commit has returned the error, or the files are removed anyway
 	var err error
 	for _, m := range o.metadata {
 		err = errors.Join(err, m.f.Close())
@@ -374,7 +374,7 @@ func text(rec arrow.Record, column, row int) string {
 // of its class, with the base name that it had at its source, or its id.
 type home struct {
 	split, class string // folders, "" for none
-	name         string // at the source, "" where it is no path within a folder
+	name         string // name at the source; "" if it is no path within a folder
 	id           string
 }
 
@@ -516,7 +516,7 @@ func folderSchema(s *arrow.Schema, blobs []int) *arrow.Schema {
 	for _, f := range s.Fields() {
 		switch {
 		case isBlob(f):
-			taken[f.Name] = true // readers name the content so
+			taken[f.Name] = true // readers give the content this name
 		case !isFileName(f.Name):
 			taken[f.Name] = true
 		}
@@ -575,7 +575,7 @@ func IsFolderMetadata(name string) (is bool) {
 // HoldsFolderMetadata is IsFolderMetadata for an open file.
 func HoldsFolderMetadata(in parquet.ReaderAtSeeker) (is bool) {
 	defer func() {
-		if recover() != nil { // the library panics about damaged files
+		if recover() != nil { // the library panics on damaged files
 			is = false
 		}
 	}()
@@ -597,7 +597,7 @@ type metadata struct {
 // lines are the rows of one record whose metadata is in one folder.
 type lines struct {
 	rows  []int
-	files [][]string // of each row, "" for a null blob
+	files [][]string // paths by row; "" for a null blob
 }
 
 // of returns the cells of a column in these rows. Consecutive rows, the usual case, are a

@@ -18,11 +18,11 @@ import (
 type choice struct {
 	only, out, text []string
 	// used has the patterns of only and out that matched, as the flag and the pattern.
-	used map[string]bool // of only and out, by the list and the name: it names a column
+	used map[string]bool
 	// known are the names of columns that the source has, for the message of check.
-	known []string // columns that were asked for by name
+	known []string
 	// decided caches the decisions by name. A format may ask for each key of each sample.
-	decided map[string]bool // by name: whether it is wanted
+	decided map[string]bool
 }
 
 func newChoice(opts Options) *choice {

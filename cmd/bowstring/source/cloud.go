@@ -35,12 +35,12 @@ const cloudRoot = "/-"
 type cloud struct {
 	// folder is the prefix of the folder's keys: "", or a text that ends in a slash.
 	from   object.Bucket
-	folder string // what the keys of the folder begin with: "", or what ends in a slash
+	folder string
 
 	keys keyList
 	// listed means that keys has all objects of the folder. Before that, keys may have
 	// single ones.
-	listed bool // keys has all objects of the folder
+	listed bool
 	// inventory is a list that another program made, used instead of listing; nil for
 	// none.
 	inventory *inventory
@@ -48,9 +48,9 @@ type cloud struct {
 	odd oddKeys
 
 	// gone is the error after which the bucket counts as unreachable.
-	gone atomic.Pointer[error] // what ended the way to the bucket
+	gone atomic.Pointer[error]
 	// twice keeps data for a second pass; nil if nothing is read twice.
-	twice *twice // nil where nothing is read twice
+	twice *twice
 }
 
 // attempts is how often a request is made if the server is unavailable.
@@ -172,7 +172,7 @@ func (c *cloud) enter(ctx context.Context, key string) error {
 			return err
 		}
 		c.keys.seal()
-	case errors.Is(err, schema.ErrNotFound), errors.Is(err, schema.ErrDenied): // a caller may list and not read
+	case errors.Is(err, schema.ErrNotFound), errors.Is(err, schema.ErrDenied): // a caller may be allowed to list and not to read
 		c.folder = key + "/"
 	default:
 		return err
@@ -242,14 +242,14 @@ func (c *cloud) listOn(ctx context.Context, prefix string, after *string) error 
 // contains them.
 type oddKeys struct {
 	n   int64
-	key string // one of them
+	key string // an example
 }
 
 // isFile reports whether an object is a file: its key is a path, and it is no marker of a
 // folder.
 func (k *oddKeys) isFile(o object.Info) bool {
 	switch {
-	case strings.HasSuffix(o.Key, "/") && o.Size == 0: // stands for a folder
+	case strings.HasSuffix(o.Key, "/") && o.Size == 0: // a marker of a folder
 		return false
 	case !isPath(o.Key):
 		k.n++
@@ -423,7 +423,7 @@ func (c *cloud) glance(ctx context.Context, depth int) ([]string, error) {
 		return nil, err
 	case keys == 0:
 		return nil, c.nothing()
-	case keys < glanceKeys: // there are no more
+	case keys < glanceKeys: // the list is complete
 		return names, nil
 	}
 	if err := once(object.ListOptions{Prefix: c.folder, Delimiter: "/"}, glancePage); err != nil {

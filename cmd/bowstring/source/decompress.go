@@ -27,7 +27,7 @@ var errJunk = errors.New("unknown bytes behind the end")
 // or "" for any other. The name of a file is not trusted, because archives are often
 // renamed.
 func compressionOf(in *bufio.Reader) string {
-	head, _ := in.Peek(512) // a shorter file shows when it is read
+	head, _ := in.Peek(512) // reading a shorter file reports its errors
 	switch {
 	// The magic of a tar is at offset 257. The name of its first member may begin like
 	// any other magic.
@@ -35,7 +35,7 @@ func compressionOf(in *bufio.Reader) string {
 	case bytes.HasPrefix(head, []byte{0x1f, 0x8b}):
 		return "gz"
 	case bytes.HasPrefix(head, []byte{0x28, 0xb5, 0x2f, 0xfd}), // a frame
-		len(head) > 3 && head[0]&0xf0 == 0x50 && bytes.HasPrefix(head[1:], []byte{0x2a, 0x4d, 0x18}): // one to skip
+		len(head) > 3 && head[0]&0xf0 == 0x50 && bytes.HasPrefix(head[1:], []byte{0x2a, 0x4d, 0x18}): // a skippable frame
 		return "zstd"
 	// After "BZh" and the level, bzip2 has the magic of a block, or that of the end of an
 	// empty stream.
@@ -43,7 +43,7 @@ func compressionOf(in *bufio.Reader) string {
 		string(head[4:10]) == "\x17\x72\x45\x38\x50\x90"):
 		return "bz2"
 	case bytes.HasPrefix(head, []byte("\xfd7zXZ\x00")):
-		return "xz" // which decompress refuses by name
+		return "xz" // decompress rejects it by name
 	}
 	return ""
 }
@@ -81,7 +81,7 @@ type gzipMembers struct {
 	z       *gzip.Reader
 	members int
 	// err is the error that ended reading; io.EOF at a proper end.
-	err error // that ended it
+	err error
 }
 
 // newGzipMembers reads the header of the first member.

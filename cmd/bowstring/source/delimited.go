@@ -44,8 +44,8 @@ func asUTF8(in *bufio.Reader) (*bufio.Reader, error) {
 type fromUTF16 struct {
 	in     *bufio.Reader
 	little bool
-	out    []byte // not read yet
-	err    error  // behind out
+	out    []byte // decoded and not yet read
+	err    error  // error after out
 }
 
 // Read implements io.Reader.
@@ -67,7 +67,7 @@ func (r *fromUTF16) Read(b []byte) (int, error) {
 // one decodes one character. An unpaired surrogate becomes a byte that UTF-8 does not
 // have: the replacement character would hide it.
 func (r *fromUTF16) one() {
-	const no = 0xff // no UTF-8
+	const no = 0xff // never part of UTF-8
 	c, ok := r.unit()
 	switch {
 	case !ok:
@@ -81,7 +81,7 @@ func (r *fromUTF16) one() {
 	next, err := r.in.Peek(2)
 	if err == nil {
 		if pair := utf16.DecodeRune(c, r.rune(next)); pair != utf8.RuneError {
-			_, _ = r.in.Discard(2) // which were there
+			_, _ = r.in.Discard(2) // they are buffered
 			r.out = utf8.AppendRune(r.out, pair)
 			return
 		}
@@ -128,17 +128,17 @@ const (
 type lineReader struct {
 	in     *bufio.Reader
 	end    byte
-	number int // of the line read last, from 1
+	number int // number of the line read last, from 1
 	// back has the lines that were put back, the next one last.
 	back []string
 	// seen is called once with each line from the file; nil for none.
-	seen func(line string) // is called with each line once, if not nil
+	seen func(line string)
 }
 
 // newLineReader decides about the end of lines by what is buffered.
 func newLineReader(in *bufio.Reader) *lineReader {
 	r := &lineReader{in: in, end: '\n'}
-	head, _ := in.Peek(in.Size()) // an error shows again
+	head, _ := in.Peek(in.Size()) // reading reports the error
 	if bytes.IndexByte(head, '\n') < 0 && bytes.IndexByte(head, '\r') >= 0 {
 		r.end = '\r'
 	}
@@ -208,13 +208,13 @@ type delimited struct {
 	literal bool // quotation marks are text everywhere
 
 	// line is the number of the record's first line.
-	line int // where the record begins
+	line int
 	// cells are reused by the next record.
-	cells []rawCell // of the record, until the next
-	// What the records so far contained, for quotesAreText:
+	cells []rawCell
+	// The forms that occurred in the records so far, for quotesAreText:
 	bare    bool // a quotation mark in a cell that does not begin with one
 	spans   bool // a cell of several lines
-	doubled bool // a quotation mark that is written as two
+	doubled bool // a doubled quotation mark
 }
 
 // rawCell is a cell, and whether it was quoted. A quoted cell is never a null or a
@@ -238,7 +238,7 @@ func (d *delimited) next() (bad string, err error) {
 		}
 	}
 	d.line, d.cells = d.lines.number, d.cells[:0]
-	var more []string // lines of the record behind the first
+	var more []string // further lines of the record
 	for {
 		if !d.literal && strings.HasPrefix(line, `"`) {
 			c, rest, read, bad := d.quoted(line)
@@ -275,7 +275,7 @@ func (d *delimited) quoted(line string) (text, rest string, more []string, bad s
 	for {
 		part, behind, closed := strings.Cut(line, `"`)
 		if closed && b.Len() == 0 && !strings.HasPrefix(behind, `"`) {
-			text, rest = part, behind // the usual one takes no copy
+			text, rest = part, behind // the usual cell needs no copy
 			break
 		}
 		b.WriteString(part)
@@ -284,7 +284,7 @@ func (d *delimited) quoted(line string) (text, rest string, more []string, bad s
 			return "", "", more, fmt.Sprintf("a cell in quotation marks has more than %d MiB", maxCell>>20)
 		case !closed:
 			next, err := d.lines.next()
-			if err != nil { // which shows again
+			if err != nil { // the next read reports it
 				return "", "", more, "a quotation mark opens a cell that does not end"
 			}
 			more = append(more, next)
@@ -314,7 +314,7 @@ func separator(header string) byte {
 	var found [256]bool
 	for i, part := range strings.Split(header, `"`) {
 		for _, c := range []byte(part) {
-			found[c] = found[c] || i%2 == 0 // each second part is in quotation marks
+			found[c] = found[c] || i%2 == 0 // every second part is quoted
 		}
 	}
 	for _, c := range []byte(",;\t|") {
@@ -329,7 +329,8 @@ func separator(header string) byte {
 // Many programs write TSV without any quoting. The marks are text in two cases:
 //
 //   - They break the rules of CSV somewhere.
-//   - Cells would span lines, although each line has as many cells as the first, and no mark is doubled.
+//   - Cells would span lines, although each line has as many cells as the first, and
+//     no mark is doubled.
 //
 // It reads the whole file, because a single cell can decide.
 func quotesAreText(in *bufio.Reader) (bool, error) {

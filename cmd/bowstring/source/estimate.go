@@ -9,8 +9,8 @@ import (
 // begins. Numbers that depend on the contents of files are estimates.
 type Estimate struct {
 	// Files is how many files are read, and Bytes their total size.
-	Files int64 // that are read
-	Bytes int64 // that they have
+	Files int64
+	Bytes int64
 	// Through is the cost of reading all files. Walked is the cost with Options.Walk.
 	// They are equal if a format must be read to find its samples.
 	Through, Walked Toll
@@ -46,7 +46,7 @@ func (f *Files) estimateWhole(paths []string, times int64) Estimate {
 	}
 	// Up to twiceBytes the first pass keeps what it reads, and further passes cost
 	// nothing.
-	if e.Bytes > twiceBytes { // less is kept from the first time
+	if e.Bytes > twiceBytes {
 		e.Through.Requests *= times
 		e.Through.Bytes *= times
 	}
@@ -77,16 +77,16 @@ func (f *Files) estimateTars(ctx context.Context, shards []shard) Estimate {
 		// A request for a header brings windowBytes, and with it all members within.
 		apart := max(size/n, windowBytes)
 		passes := int64(tarPasses)
-		if e.Bytes/max(1, size/n)*2*keptMember <= keptBytes { // headers are kept from the first one
+		if e.Bytes/max(1, size/n)*2*keptMember <= keptBytes { // headers are kept after the first pass
 			passes = 1
 		}
 		e.Walked.Requests = passes * max(e.Files, e.Bytes/apart)
-		if f.allNamed(shards) { // an index that names members takes the place of most headers
+		if f.allNamed(shards) { // an index that names members replaces most headers
 			e.Walked.Requests = min(e.Walked.Requests, passes*e.Files*(indexChecks+3))
 		}
 		// Walking never reads more than the tars have.
 		e.Walked.Bytes = min(e.Through.Bytes, e.Walked.Requests*windowBytes)
-		if apart >= largeMember && e.Bytes > twiceBytes { // they are passed over for their columns in any case
+		if apart >= largeMember && e.Bytes > twiceBytes { // large members are skipped in the first pass in any case
 			e.Through = f.estimateWhole(paths(shards), 1).Through
 			e.Through.Requests += e.Walked.Requests / passes
 			e.Through.Bytes += e.Walked.Bytes / passes

@@ -28,21 +28,21 @@ type feed struct {
 	cancel context.CancelFunc
 	// walk skips members that are not wanted. Otherwise all is read where that is
 	// cheaper.
-	walk bool // members that are not wanted are passed over; else all is read where that is cheaper
+	walk bool
 	want func(m tarMember) bool
 	// unpacked leaves out tars that are compressed.
 	unpacked bool
 	// kept stores what is read; with again it is what an earlier feed stored. nil for
 	// neither.
 	kept  *keptTars
-	again bool // it was read, into kept
+	again bool // kept is consumed, not written
 
 	shards []shard
 	// in reads tars from start to end, with read-ahead shared by all.
-	in sequence // where all is read
+	in sequence
 	// next is the shard that is started next. begun has the started ones, until shard
 	// returns them.
-	next    int // shard that is begun next
+	next    int
 	begun   map[int]*feedShard
 	running sync.WaitGroup
 }
@@ -52,32 +52,32 @@ type feed struct {
 type feedShard struct {
 	members chan feedMember
 	// end is the error that ended the tar; io.EOF for a proper end.
-	end error // what ended it, once members is closed; io.EOF if nothing is wrong
+	end error
 	// cut is why the tar is not complete, although nothing else is wrong with it; see
 	// checkEnd.
-	cut error // why it is not whole, though nothing else is wrong
+	cut error
 	// packed means that the tar is compressed, and with feed.unpacked was not read.
-	packed bool // it is compressed, and was not read where that was left out
+	packed bool
 	// keep collects the delivered members; nil if they are not kept.
-	keep *keptTar // what is handed out is kept there; nil where it is not
+	keep *keptTar
 }
 
 // feedMember is a member of a tar, with its content if that is wanted.
 type feedMember struct {
 	tarMember
 	data []byte
-	err  error // why it cannot be read
+	err  error // why the content cannot be read
 	// room is the semaphore that holds weight bytes for the content until taken releases
 	// them; nil for none.
-	room   *semaphore.Weighted // that its content takes until it is taken; nil where it takes none
-	weight int64               // of its content, in room
+	room   *semaphore.Weighted
+	weight int64
 }
 
 // keptTars are the members of tars from a first pass, so that a second pass reads no tar
 // again that fits in memory. One feed writes them, then one more feed consumes them.
 type keptTars struct {
 	// left is the number of bytes still free of keptBytes.
-	left atomic.Int64 // bytes that there is room for
+	left atomic.Int64
 	tars map[int]*keptTar
 }
 
@@ -87,7 +87,7 @@ type keptTar struct {
 	members []feedMember
 	bytes   int64
 	// over means that the tar does not fit, so that the second pass reads it again.
-	over   bool // there was no room for all of it
+	over   bool
 	end    error
 	cut    error
 	packed bool
@@ -179,7 +179,7 @@ func (f *feed) shard(n int) *feedShard {
 	if f.files.bucket() != nil {
 		atOnce = feedTars
 		if !f.walk {
-			atOnce = 4 // they share the memory of read-ahead
+			atOnce = 4 // they share the memory for read-ahead
 		}
 	}
 	for f.next = max(f.next, n); f.next < min(n+atOnce, len(f.shards)); f.next++ {

@@ -25,15 +25,15 @@ type fileRows struct {
 	choice *choice
 	// found resolves names that may be written in another way; nil if names are exact, as
 	// in an export.
-	found *namer // of files that may be written otherwise; nil where names are exact
+	found *namer
 	// asked is the split to read; "" reads all splits.
-	asked string // the split to read; "" reads all
+	asked string
 	meta  *table // the columns that name no files
 	files []fileColumn
 	// ids are the ids of the rows; nil if ids are made of keys.
-	ids   arrow.Array // nil where ids are made of keys
-	split []string    // the split of each row; nil if the source has none
-	label int         // column of meta that each row has a value in, or -1
+	ids   arrow.Array
+	split []string // the split of each row; nil if the source has none
+	label int      // column of meta that must not be null, or -1
 	// unnamed yields the files of the folder that no row names, as bad samples. It may be
 	// nil.
 	unnamed func(ctx context.Context, named map[string]bool) iter.Seq2[Sample, error]
@@ -112,7 +112,7 @@ func (s *fileRows) Samples(ctx context.Context) iter.Seq2[Sample, error] {
 func (s *fileRows) sample(ctx context.Context, row int, first map[string]int, named map[string]bool) Sample {
 	at := s.meta.lines[row]
 	var out Sample
-	var names []string // of files, relative to the folder
+	var names []string // paths of the files, relative to the folder
 	paths := make([]string, len(s.files))
 	out.At = make([]Extent, len(s.files))
 	for i, f := range s.files {

@@ -40,7 +40,7 @@ func (f *Files) readWhole(ctx context.Context, path string, limit int64) (_ []by
 	if in.Size() > limit {
 		return nil, tooLarge(limit)
 	}
-	b, err := io.ReadAll(io.LimitReader(in, limit+1)) // it may grow
+	b, err := io.ReadAll(io.LimitReader(in, limit+1)) // the file may grow
 	if err == nil && int64(len(b)) > limit {
 		err = tooLarge(limit)
 	}
@@ -210,9 +210,9 @@ func (p *pool) put(b []byte) {
 // everything.
 type bounds struct {
 	files    *Files
-	named    string            // as it was named, absolute
-	resolved string            // without links
-	folders  map[string]string // resolved, by name
+	named    string            // path as the user named it, absolute
+	resolved string            // the same path without links
+	folders  map[string]string // resolved folders, by name
 }
 
 // boundsOf returns the bounds of a folder; nil if Options.Outside allows files outside
@@ -312,7 +312,7 @@ type namer struct {
 	files *Files
 	dir   string
 	in    *bounds
-	names map[string]map[string]string // by folder, of names that are not ASCII: how the folder writes them
+	names map[string]map[string]string // by folder: names that are not ASCII, by their normal form
 }
 
 // find returns the path of a file that a table names, whether it exists or not, and its

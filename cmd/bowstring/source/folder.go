@@ -555,7 +555,7 @@ func (s *imageFolder) fileRows(t *table) (*fileRows, error) {
 				others = true
 			}
 			column := s.fileColumn(strings.TrimPrefix(one, "_"), t.columns[i])
-			if f.Name == schema.PathColumn { // is the first
+			if f.Name == schema.PathColumn { // file_name is the first
 				files = slices.Insert(files, 0, column)
 			} else {
 				files = append(files, column)

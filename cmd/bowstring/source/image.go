@@ -198,7 +198,7 @@ func jpegEnds(b []byte) bool {
 // pngEnds walks the chunks of a PNG to IEND. The bytes IEND alone may also be compressed
 // data.
 func pngEnds(b []byte) bool {
-	const head, tail = 8, 4 // length and name before, CRC behind the data
+	const head, tail = 8, 4 // length and name before the data, CRC after it
 	for i := 8; i+head+tail <= len(b); {
 		n := int(binary.BigEndian.Uint32(b[i:]))
 		name := string(b[i+4 : i+8])

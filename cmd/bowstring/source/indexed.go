@@ -59,8 +59,8 @@ const (
 
 // tarContents is the content of an index of a tar.
 type tarContents struct {
-	index string // its path
-	size  int64  // of the tar
+	index string // path of the index
+	size  int64  // size of the tar
 	// members are in the order of the tar; nil if the index does not name them.
 	members []tarMember
 	// gap is the most frequent distance from the end of a member to the content of the
@@ -255,7 +255,7 @@ func (c *tarContents) checks() []int {
 		}
 	}
 	seed := fnv.New64a()
-	_, _ = seed.Write([]byte(c.index)) // it never fails
+	_, _ = seed.Write([]byte(c.index)) // never fails
 	rng := rand.New(rand.NewPCG(seed.Sum64(), uint64(c.size)))
 	// With few members, all of them are compared.
 	if n <= 2*indexChecks {
@@ -321,7 +321,7 @@ func (c *tarContents) checkMember(ctx context.Context, files *Files, tar string,
 	}
 	defer func() { _ = t.close() }()
 	got, err := t.next()
-	got.header = want.header // folders may precede it
+	got.header = want.header // headers of folders may come first
 	switch {
 	case interrupted(err):
 		return err
@@ -536,7 +536,7 @@ func (f *feed) inSegments(s *feedShard, n, atOnce int,
 	defer cancel()
 	type segment struct {
 		members chan feedMember
-		end     *tarEnd // once members is closed
+		end     *tarEnd // set before members is closed
 	}
 	begun := make([]*segment, n)
 	next := 0
@@ -588,7 +588,7 @@ func (f *Files) counts(ctx context.Context, shards []shard) (map[int]tarCount, e
 		return nil, nil
 	}
 	root := strings.TrimSuffix(shards[0].path, shards[0].rel)
-	named := map[string][]int{} // shards, by the last parts of their names
+	named := map[string][]int{} // shards by the base of their names
 	for n, sh := range shards {
 		named[path.Base(sh.rel)] = append(named[path.Base(sh.rel)], n)
 	}
@@ -607,7 +607,7 @@ func (f *Files) counts(ctx context.Context, shards []shard) (map[int]tarCount, e
 			return nil, err
 		}
 		if err != nil {
-			continue // it is of another program, and may be anything
+			continue // a file of another program may be anything
 		}
 		for tar, samples := range countsIn(data, extension(name) == "yaml") {
 			for _, n := range named[path.Base(tar)] {
@@ -640,7 +640,7 @@ func countsIn(data []byte, isYAML bool) map[string]int64 {
 	} else {
 		err = json.Unmarshal(data, &said)
 	}
-	if err != nil { // it is of another program, and may be anything
+	if err != nil { // a file of another program may be anything
 		return nil
 	}
 	counts := said.Counts

@@ -127,7 +127,8 @@ type inferred struct {
 	huge     bool // one is beyond int64 and uint64
 	inexact  bool // one has more digits than float64 holds
 	infinite bool // a decimal is beyond float64
-	elem     *inferred
+	// elem is the type of the elements of lists; nil before the first list.
+	elem *inferred
 }
 
 // observe widens the type so that it holds v. A column that is text stays text, so

@@ -89,7 +89,8 @@ type inventoryReader struct {
 	// relative is the prefix that keys in the inventory lack; "" if they are keys of the
 	// bucket.
 	relative string
-	sort     *keySorter
+	// sort orders the keys: S3 promises no order across the files of an inventory.
+	sort *keySorter
 	// bare counts objects without a stated version.
 	bare int64
 }
@@ -98,7 +99,7 @@ type inventoryReader struct {
 // FileSchema has them.
 type s3Manifest struct {
 	SourceBucket      string `json:"sourceBucket"`
-	CreationTimestamp string `json:"creationTimestamp"` // milliseconds
+	CreationTimestamp string `json:"creationTimestamp"` // milliseconds since 1970
 	FileFormat        string `json:"fileFormat"`
 	FileSchema        string `json:"fileSchema"`
 	Files             []struct {
@@ -169,7 +170,7 @@ func (r *inventoryReader) s3(ctx context.Context, m *s3Manifest) error {
 		}
 	}
 	if m.FileFormat == "Parquet" {
-		columns = nil // the files say them
+		columns = nil // the files have them
 	}
 	// The inventory is made daily or weekly, so the user must know how old it is.
 	made := "an unknown time"
@@ -322,7 +323,7 @@ func (r *inventoryReader) keyOf(text string) (string, error) {
 	if own, _, _ := strings.Cut(r.of.from.URL(), "?"); where == own {
 		return key, nil
 	}
-	if p, ok := r.of.named(text); ok { // of a directory, which may be a part of the URL
+	if p, ok := r.of.named(text); ok { // the bucket may be a directory that is a part of the URL
 		if key, here := r.of.key(p); here {
 			return key, nil
 		}
@@ -378,7 +379,7 @@ func (r *inventoryReader) rows(ctx context.Context, at string, columns []string,
 func (r *inventoryReader) csv(ctx context.Context, in io.Reader, columns []string) error {
 	rows := csv.NewReader(in)
 	rows.ReuseRecord = true
-	encoded := columns != nil // an inventory of S3 has keys as in URLs
+	encoded := columns != nil // S3 encodes keys as in URLs
 	for ctx.Err() == nil {
 		values, err := rows.Read()
 		if errors.Is(err, io.EOF) {
@@ -573,7 +574,7 @@ func (r *inventoryReader) ask(ctx context.Context, said keyList) (keys keyList, 
 				// A listing of S3 has no version ids. Attached data must name versions as
 				// a listing would, so that unchanged objects stay the same.
 				if o.Version.ETag != "" && strings.HasPrefix(r.of.from.URL(), "s3:") {
-					o.Version.ID = "" // as a list has it
+					o.Version.ID = ""
 				}
 			}
 			if err := keys.add(o); err != nil {
@@ -676,7 +677,7 @@ func (s *keySorter) sorted() (all keyList, err error) {
 	for i := range s.runs {
 		next, stop := iter.Pull(s.runs[i].from(""))
 		h := &keyHead{next: next, stop: stop}
-		heads = append(heads, h) // which stops it
+		heads = append(heads, h) // the deferred function stops it
 		if !h.advance() {
 			heads = heads[:len(heads)-1]
 			stop()

@@ -515,7 +515,7 @@ func (l *listReader) next() (text string, line int, err error) {
 			continue
 		case l.ended:
 			return "", l.line, fmt.Errorf("bad JSON: text behind the list")
-		case !l.begun: // with a bracket, as was seen
+		case !l.begun: // the opening bracket
 			l.begun = true
 			continue
 		case escaped:

@@ -71,7 +71,7 @@ func (l *keyList) add(o object.Info) error {
 	}
 	// The first key of a block is in first, for the binary search.
 	if b.n == 0 {
-		shared = len(o.Key) // it is in first
+		shared = len(o.Key)
 	}
 	to := binary.AppendUvarint(l.open, uint64(shared))
 	to = appendText(to, o.Key[shared:])
@@ -230,7 +230,7 @@ func (t keyTree) ReadDir(name string) ([]fs.DirEntry, error) {
 			}
 			// An object a hides the folder a/, as no file system can have both.
 			folder, _, isDir := strings.Cut(rest, "/")
-			if _, object := t.keys.find(under + folder); !isDir || !object { // a file hides a folder of its name
+			if _, object := t.keys.find(under + folder); !isDir || !object {
 				found = append(found, keyEntry{tree: t, key: under + folder, dir: isDir})
 			}
 			if isDir {

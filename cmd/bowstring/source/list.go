@@ -33,8 +33,8 @@ type list struct {
 	order []int    // rows to read, split by split
 	meta  *table
 	label int           // column of meta, or -1
-	paths bool          // there is a column file_name
-	blobs []arrow.Field // of the files
+	paths bool          // adds the column file_name
+	blobs []arrow.Field // blob column of the files; nil without files
 }
 
 // openList opens a table. It reads the whole table, because types of columns and classes
@@ -260,8 +260,8 @@ func (l *layout) detectList() bool {
 	case "csv", "tsv", "jsonl", "ndjson":
 		return true
 	case "json":
-		return filepath.Base(l.path) != "index.json" // of MDS
-	case "parquet": // of paths, not of blobs
+		return filepath.Base(l.path) != "index.json" // an index of MDS or LitData
+	case "parquet": // a table of paths has no blobs
 		f, err := l.opts.files.openParquet(l.ctx, l.path)
 		if err != nil {
 			return false

@@ -280,7 +280,7 @@ func (s *mds) openChunk(from sequence, p mdsPart, sh mdsShard) (_ *shardReader, 
 		return nil, err
 	}
 	r.Reader, r.close = z, func() error { stop(); return f.Close() }
-	r.unit = &schema.Unit{Length: f.Size(), Size: -1, Codec: schema.CodecZstd} // the table has its size
+	r.unit = &schema.Unit{Length: f.Size(), Size: -1, Codec: schema.CodecZstd} // readShard takes the size from the table
 	r.extent = func(at, size int64) Extent { return inUnit(file, r.unit, at, size) }
 	return r, nil
 }
@@ -288,7 +288,7 @@ func (s *mds) openChunk(from sequence, p mdsPart, sh mdsShard) (_ *shardReader, 
 // litFrame is a compressed batch of samples. at is its beginning in the chunk as if
 // nothing were compressed.
 type litFrame struct {
-	at   int64 // where it begins in the chunk as if nothing were compressed
+	at   int64
 	unit *schema.Unit
 }
 
@@ -541,7 +541,7 @@ func litDecoder(format string) (arrow.DataType, func([]byte) (any, error), error
 		return litVector(litNumPy, args)
 	case "no_header_tensor":
 		return litVector(litTorch, args)
-	case "numpy", "tensor": // which a survey decides
+	case "numpy", "tensor": // a survey decides
 		return nil, nil, nil
 	case "pickle", "graph":
 		return nil, nil, fmt.Errorf("format %s is pickle, which runs whatever code it holds, and is refused; write the "+
@@ -556,7 +556,8 @@ func litDecoder(format string) (arrow.DataType, func([]byte) (any, error), error
 		"jpeg_array, image, video, audio, file, pdf, nifti, mesh, tiff, numpy or tensor", Quoted(format))
 }
 
-// litVector decodes values of one dimension.
+// litVector returns the decoder for values of one dimension without a header. number is
+// that of their type.
 func litVector(of []string, number string) (arrow.DataType, func([]byte) (any, error), error) {
 	i, err := strconv.ParseUint(number, 10, 32)
 	if err != nil {
@@ -575,7 +576,8 @@ func litVector(of []string, number string) (arrow.DataType, func([]byte) (any, e
 	}, nil
 }
 
-// litMedia says what a blob holds.
+// litMedia returns the media of a blob, by its format, or by a sample for a format that
+// may hold anything.
 func litMedia(format string, sample []byte) string {
 	name, _, _ := strings.Cut(format, ":")
 	switch name {

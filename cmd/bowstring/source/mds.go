@@ -43,9 +43,10 @@ type mds struct {
 	tokens  asTokens
 	parts   []mdsPart // one per split, or one
 	columns []mdsColumn
-	meta    []arrow.Field
-	blobs   []arrow.Field
-	kind    mdsKind
+	// meta and blobs are the fields that makeFields has decided on.
+	meta  []arrow.Field
+	blobs []arrow.Field
+	kind  mdsKind
 	// open opens a shard.
 	open func(in sequence, p mdsPart, sh mdsShard) (*shardReader, error)
 }
@@ -223,7 +224,7 @@ func (s *mds) findParts(ctx context.Context, asked string, in *bounds) error {
 			}
 			seen[sh.Raw.Basename] = true
 			for _, f := range []*mdsFile{&sh.Raw, sh.Zip} {
-				if f == nil || !filepath.IsLocal(f.Basename) { // which addColumns refuses
+				if f == nil || !filepath.IsLocal(f.Basename) { // addColumns rejects it
 					continue
 				}
 				if err := in.check(filepath.Join(dir, f.Basename)); err != nil {
@@ -430,7 +431,7 @@ func (s *mds) sample(key, split string, item mdsItem) Sample {
 		// Decoded lists take more memory than their bytes, and count for the budget.
 		v, err := c.decode(columns[i])
 		if _, plain := v.(Numbers); plain {
-			out.Size += 2 * int64(len(columns[i])) // in the order of the batch
+			out.Size += 2 * int64(len(columns[i])) // once here and once in the batch
 		} else if c.survey != nil || strings.HasPrefix(c.encoding, "ndarray") ||
 			strings.HasPrefix(c.encoding, "no_header_") {
 			out.Size += valueBytes(columns[i])
@@ -500,10 +501,10 @@ type shardReader struct {
 
 // mdsItem is a sample as it was read. The visitor owns it, and returns buf to the pool.
 type mdsItem struct {
-	number  int64                       // in the shard
+	number  int64                       // number in the shard
 	buf     []byte                      // the sample's bytes
 	whole   int64                       // size of the sample, also if it was not read
-	sizes   []int64                     // of the columns
+	sizes   []int64                     // sizes of the columns
 	columns [][]byte                    // slices of buf; nil for a blob that was not read
 	walked  bool                        // the blobs were not read
 	extent  func(at, size int64) Extent // the extent of bytes of buf
@@ -778,7 +779,7 @@ func (s *mds) estimates() Estimate {
 		times++
 	}
 	e := s.place.estimateWhole(s.paths(), times)
-	if s.walkable() { // a request for the table, and one for each sample or window of them
+	if s.walkable() { // one request for the table, and one for each sample or window
 		e.Walked.Requests = e.Files + min(s.rows, e.Bytes/windowBytes+e.Files)
 		e.Walked.Bytes = min(e.Through.Bytes, e.Walked.Requests*windowBytes)
 	}
@@ -1069,7 +1070,7 @@ type surveyedArrays struct {
 	// describes one that differs.
 	found string
 	ndim  int
-	other string // what another array is
+	other string
 }
 
 // divide parses an array in the format of the column.

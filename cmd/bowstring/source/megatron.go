@@ -36,9 +36,10 @@ import (
 type megatron struct {
 	about
 	choice *choice
-	shards []shard // of .idx; rel has no ending
-	heads  []megatronHead
-	ids    arrow.FixedWidthDataType
+	shards []shard // the indexes; rel has no ending
+	// heads has the head of each shard's index; zero for a missing shard.
+	heads []megatronHead
+	ids   arrow.FixedWidthDataType
 	// The columns that are wanted: the tokens; whether they are blobs; their number; the
 	// sizes of sequences.
 	tokens, asBlobs, count, sizes bool
@@ -124,7 +125,7 @@ func (s *megatron) find(ctx context.Context, opts Options) error {
 		return err
 	}
 	var bins []string
-	var first string // that has the type
+	var first string // first pair, which decides the type
 	for i := range s.shards {
 		sh := &s.shards[i]
 		sh.rel = megatronStem(sh.rel)
@@ -301,7 +302,7 @@ type megatronReader struct {
 	sh   *shard
 	head megatronHead
 	bin  *File
-	file string // name of bin
+	file string // name of bin in Files
 	open []*File
 	// The lists of the index. Each has its own reader, because they are read in parallel
 	// from front to back.
@@ -497,7 +498,7 @@ func (r *megatronReader) fill(s *Sample, begin, size int64, sizes Numbers) error
 			return fmt.Errorf("%w at byte %d: %w", errCut, begin, err)
 		}
 		s.Release = func() { buffers.put(tokens) }
-		s.Size = 2 * size // here and in the batch
+		s.Size = 2 * size // once here and once in the batch
 	}
 	switch {
 	case r.asBlobs:

@@ -32,6 +32,7 @@ type parquetSource struct {
 	opts   Options
 	shards []shard
 	layout *parquetLayout
+	// keys are columns whose values are in the names of folders.
 	keys   []folderKey
 	broken map[string]error // files that cannot be opened, by rel
 	meta   []metaColumn
@@ -156,7 +157,7 @@ func (s *parquetSource) openAll(ctx context.Context) func(n int) (*parquet.File,
 		err  error
 	}
 	done := make([]opened, len(s.shards))
-	end := 0 // of those that were opened
+	end := 0 // end of the files that were opened
 	return func(n int) (*parquet.File, error) {
 		if n >= end {
 			var all sync.WaitGroup
@@ -350,7 +351,7 @@ const maxSpread = 256
 type feature struct {
 	Type    string   `json:"_type"`
 	Names   []string `json:"names"`
-	Feature *feature `json:"feature"` // of the elements of a list
+	Feature *feature `json:"feature"` // feature of a list's elements
 }
 
 // UnmarshalJSON also reads a list of one feature, as older versions wrote for a list.
@@ -392,15 +393,15 @@ func features(text string) map[string]feature {
 // metaColumn is a metadata column.
 type metaColumn struct {
 	field arrow.Field
-	index int // in the layout
+	index int // index in the layout
 }
 
 // blobColumn is a blob column, and its place in the rows of a file.
 type blobColumn struct {
 	field   arrow.Field
-	index   int  // in the layout
+	index   int  // index in the layout
 	nested  bool // struct<bytes, path>
-	element int  // of the lists in the column; -1 for a column without lists
+	element int  // index of the element in lists; -1 for a column without lists
 	last    bool // the last of the columns over which the lists are spread
 }
 
@@ -494,6 +495,7 @@ func isBlob(t arrow.DataType) bool { return isBytes(t) || isBlobStruct(t) }
 
 // classify sorts the columns into metadata and blobs.
 func (s *parquetSource) classify(samples map[int][]byte) error {
+	// The features of Hugging Face decide media and classes, if the first file has them.
 	known := features(s.layout.info())
 	s.notes = append(s.notes, s.layout.notes...)
 	for i, f := range s.layout.fields {
@@ -518,6 +520,7 @@ func (s *parquetSource) classify(samples map[int][]byte) error {
 				s.notes = append(s.notes, fmt.Sprintf("of the paths in column %s, the first of a row is kept at most",
 					Quoted(f.Name)))
 			}
+		// Bytes within other values need a decision of the user; see refuseBytes.
 		case schema.HoldsBytes(f.Type) && !slices.Contains(s.opts.AsMetadata, f.Name):
 			return s.refuseBytes(f, isList && isBlob(list.Elem()))
 		default:
@@ -530,6 +533,8 @@ func (s *parquetSource) classify(samples map[int][]byte) error {
 	if err := s.checkSpread(); err != nil {
 		return err
 	}
+	// The paths of the first struct column become file_name, unless a column has that
+	// name.
 	nested := slices.IndexFunc(s.blobs, func(b blobColumn) bool { return b.nested })
 	named := slices.ContainsFunc(s.meta, func(m metaColumn) bool { return m.field.Name == schema.PathColumn })
 	if !named && nested >= 0 && s.layout.choice.keeps(schema.PathColumn) {

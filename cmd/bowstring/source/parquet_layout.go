@@ -198,7 +198,7 @@ func (f *Files) openParquet(ctx context.Context, path string) (*parquet.File, er
 type parquetRecords struct {
 	file    *parquet.File
 	records *parquet.Records
-	fields  []arrow.Field // as the rows are handed out
+	fields  []arrow.Field // fields of the records
 }
 
 // openRecords opens a file whose columns the layout knows.
@@ -405,7 +405,7 @@ func dataBytes(d arrow.ArrayData) (n int64) {
 // ownColumns describes the columns of a file that Bowstring wrote, or that another
 // program wrote from served data.
 type ownColumns struct {
-	fields    []arrow.Field // as they were in the dataset
+	fields    []arrow.Field // fields in the dataset
 	id, split int           // columns of the file, or -1
 }
 

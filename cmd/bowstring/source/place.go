@@ -157,7 +157,7 @@ func (f *Files) ended(ctx context.Context, err error) error {
 func (f *Files) name(path string) string {
 	path = f.absolute(path)
 	if !below(f.root, path) {
-		dir, err := f.resolve(filepath.Dir(path)) // the folder may have been named by a link
+		dir, err := f.resolve(filepath.Dir(path)) // the user may have named the folder by a link
 		if path = filepath.Join(dir, filepath.Base(path)); err != nil || !below(f.root, path) {
 			return ""
 		}
@@ -238,7 +238,7 @@ func (disk) readDir(path string, most int) ([]fs.DirEntry, error) {
 	if err != nil {
 		return nil, err
 	}
-	entries, _ := d.ReadDir(most) // what cannot be read is not there
+	entries, _ := d.ReadDir(most) // unreadable entries do not matter for recognition
 	return entries, d.Close()
 }
 

@@ -43,7 +43,7 @@ type lister struct {
 
 	mu     sync.Mutex
 	ranges []*keyRange // in ascending order
-	active int         // goroutines
+	active int         // running goroutines
 	pages  int
 	empty  int  // probes that found nothing
 	one    bool // the server cannot begin a list after a key
@@ -285,7 +285,7 @@ func between(prefix, after, until string) (mid string, ok bool) {
 	if !utf8.ValidString(after) || !utf8.ValidString(until) {
 		return "", false
 	}
-	at, bound := len(prefix), rune(0) // of the first rune that differs; until's
+	at, bound := len(prefix), rune(0) // offset of the first rune that differs, and until's rune there
 	if until != "" {
 		for at = 0; at < min(len(after), len(until)) && after[at] == until[at]; at++ {
 		}
@@ -326,6 +326,6 @@ func between(prefix, after, until string) (mid string, ok bool) {
 		if size == 0 {
 			return "", false
 		}
-		at, bound = at+size, 0 // the rune of after, and what follows it
+		at, bound = at+size, 0 // continue with the next rune of after, without an upper bound
 	}
 }

@@ -64,7 +64,8 @@ type Known struct {
 // It adds columns unless the source has them, or is an export, which has all columns of
 // its dataset:
 //
-//   - width, height, format and orientation of the image column; of several, the one named image or the first
+//   - width, height, format and orientation of the image column; of several, the one
+//     named image or the first
 //   - duration, sampling_rate and channels of the audio column
 //
 // It holds at most 96 MiB of samples, or one larger sample.
@@ -90,7 +91,7 @@ type Batch struct {
 	Split string
 	Keys  []string
 	IDs   []schema.ID
-	Meta  arrow.Record // the metadata columns of the Reader's schema
+	Meta  arrow.Record // metadata columns, in the order of the Reader's schema
 	Blobs [][][]byte   // [blob column][row]; nil for a null, or if not read
 	At    [][]Extent   // places of the blobs, indexed as Blobs; zero if not known
 	Known []*Known     // by row, instead of blobs; nil if no row is known
@@ -215,7 +216,7 @@ func (r *Reader) Batches(ctx context.Context) iter.Seq2[*Batch, error] {
 		// A slot enters order before work. The goroutine that takes it from order may
 		// therefore wait for it, unless ctx ends.
 		order, work := make(chan *slot, queuedSlots), make(chan *slot, queuedSlots)
-		var failed error // of the source; set before order is closed
+		var failed error // error of the source, set before order is closed
 		var running sync.WaitGroup
 		running.Go(func() {
 			defer close(order)
@@ -336,7 +337,7 @@ func (r *Reader) list(ctx context.Context, mem *semaphore.Weighted, order, work 
 // weight returns how much of the budget a sample takes. It is capped, so that a large
 // sample can be acquired at all.
 func (r *Reader) weight(s Sample) int64 {
-	if s.Blobs == nil && s.Load == nil { // they were not read
+	if s.Blobs == nil && s.Load == nil { // the blobs are not read
 		return min(max(listBytes(s.Meta), 1), budget-batchBytes)
 	}
 	return min(max(s.Size, 1), budget-batchBytes)
@@ -555,7 +556,7 @@ type batcher struct {
 	bytes   int64
 	bad     []BadItem
 	slots   []*slot // slots whose memory the batch uses, and bad ones
-	weight  int64   // of slots
+	weight  int64   // weight of all slots
 }
 
 // newBatcher returns an empty batcher for the columns of r.
@@ -797,7 +798,7 @@ func appendValue(b array.Builder, v any) error {
 		return appendAs(b.Append, v)
 	case *array.StringBuilder:
 		return appendAs(b.Append, v)
-	case *array.FixedSizeListBuilder: // is a ListLikeBuilder too
+	case *array.FixedSizeListBuilder: // before ListLikeBuilder, which it implements as well
 		if v, ok := v.(Numbers); ok {
 			return appendFixedNumbers(b, v)
 		}

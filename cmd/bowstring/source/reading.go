@@ -381,7 +381,7 @@ type partsFile struct {
 	object object.Info
 	at     int64
 	window []byte // data of the last request
-	begin  int64  // of window in the object
+	begin  int64  // offset of window in the object
 	least  int64  // least size of a request
 }
 

@@ -75,7 +75,7 @@ func splitOfFile(rel string) string {
 
 // shard is one of several files of a source.
 type shard struct {
-	path, rel string // rel with slashes
+	path, rel string // rel is relative, with slashes
 	split     string
 	missing   string // why there is nothing to read, although other names say that there should be
 	known     int64  // rows known from the previous snapshot, so that it is not read; 0 if it is read

@@ -216,7 +216,7 @@ type Options struct {
 	// choice is that of Columns, LeaveOut and Text, and files the place of the source.
 	// Open sets both.
 	choice *choice
-	files  *Files // at its place
+	files  *Files
 }
 
 // format is a layout of data sets.

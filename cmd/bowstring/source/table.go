@@ -216,7 +216,8 @@ type looseTable struct {
 	index map[string]int
 	// values has the cells by column. A column is shorter than the table if its last rows
 	// have no cell.
-	values  [][]written
+	values [][]written
+	// unnamed are the columns without a name in the header.
 	unnamed map[string]bool
 	lines   []place
 	bad     []badRow

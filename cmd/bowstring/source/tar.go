@@ -30,7 +30,7 @@ type tarReader struct {
 	members *tar.Reader // the tar that is being read
 	in      *tarInput
 	seek    io.Seeker // set if members that are not read are skipped
-	packed  bool      // it is compressed
+	packed  bool      // the tar is compressed
 	ended   bool      // the end mark of the last tar was read, but not what follows it
 	dataEnd int64     // end of the last member's content, padding included; 0 if unknown
 	until   int64     // next returns errReached if a header begins there; 0 reads to the end
@@ -323,7 +323,7 @@ type tarInput struct {
 	zeros  int64          // number of zeros at the end of what was read
 	before int64          // zeros before the last block, if the last read was one block
 	last   [tarBlock]byte // the last block
-	err    error          // of the last read
+	err    error          // error of the last read
 }
 
 // Read implements io.Reader.

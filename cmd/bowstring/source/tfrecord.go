@@ -34,8 +34,9 @@ import (
 // opened.
 type tfRecords struct {
 	about
-	opts     Options
-	shards   []tfShard
+	opts   Options
+	shards []tfShard
+	// features are those of all records, by name; columns are what they become.
 	features map[string]*tfFeature
 	columns  []tfColumn
 	meta     []arrow.Field
@@ -260,7 +261,7 @@ func isPlainText(b []byte) bool {
 // metadata, other bytes blobs. A feature with several values in some record becomes a
 // list.
 func (s *tfRecords) makeColumns() error {
-	var names []string // of the columns
+	var names []string // names of the columns
 	var fields []arrow.Field
 	spread := map[string]bool{}
 	// The map of features has no order, so columns are sorted by name.

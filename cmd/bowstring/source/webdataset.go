@@ -51,8 +51,9 @@ type webDataset struct {
 	blobs   []arrow.Field
 	meta    []arrow.Field
 	members map[string]member // by extension
+	// json has the type of each value of JSON members, and jsonAt its metadata column.
 	json    map[jsonKey]*inferred
-	jsonAt  map[jsonKey]int      // metadata column
+	jsonAt  map[jsonKey]int
 	label   bool                 // some sample has a cls member, so each must have one
 	pathAt  int                  // metadata column of the name of the first blob's member, or -1
 	refused map[string]string    // extensions that become no column, with the reason
@@ -184,7 +185,7 @@ func (s *webDataset) survey(ctx context.Context) error {
 	// and no key may occur in both.
 	if slices.ContainsFunc(s.shards, func(sh shard) bool { return sh.known > 0 }) {
 		if !found.extensions["cls"] && s.place.kept.Schema().HasField("label") {
-			return errKnownAlso // a sample without one is bad
+			return errKnownAlso // a sample without a label is bad
 		}
 		for key := range found.keys {
 			if s.place.kept.Has(key) {
@@ -510,7 +511,7 @@ func (f *survey) read(ctx context.Context, n int, from *feedShard) error {
 // readJSON records the types of a JSON member's values. An invalid member makes its
 // sample bad later.
 func (f *survey) readJSON(ext string, data []byte) error {
-	values, _ := parseJSONMember(ext, string(data)) // what is wrong with it, its sample says
+	values, _ := parseJSONMember(ext, string(data)) // its sample reports the error
 	for k, v := range values {
 		if f.json[k] == nil {
 			if !f.choice.wants(k.column(), "json_"+k.column()) {

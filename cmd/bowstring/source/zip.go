@@ -196,7 +196,7 @@ func (z *zipped) stat(name string) (fs.FileInfo, error) {
 		}
 		return m.info, nil
 	}
-	return fs.Stat(z.tree, rel) // a folder
+	return fs.Stat(z.tree, rel) // anything else is a folder
 }
 
 // know implements system: the central directory lists everything already.

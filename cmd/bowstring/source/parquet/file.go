@@ -171,7 +171,7 @@ func (f *File) grow() error {
 	}
 	root := s.Root()
 	if was != nil && was.NumFields() != root.NumFields() {
-		was = nil // of another file
+		was = nil // the schema is of another file
 	}
 	g := grower{schema: s}
 	for i := range root.NumFields() {
@@ -273,7 +273,7 @@ func Origin(text string) (*arrow.Schema, error) {
 			return nil, err
 		}
 	}
-	if continuation := ipc.EndOfStream[:4]; !bytes.HasPrefix(b, continuation) { // as the format was at first
+	if continuation := ipc.EndOfStream[:4]; !bytes.HasPrefix(b, continuation) { // Arrow before 0.15
 		b = slices.Concat(continuation, b)
 	}
 	header, _, err := ipc.NextMessage(b)
@@ -287,8 +287,8 @@ func Origin(text string) (*arrow.Schema, error) {
 // Times describes the INT96 timestamps of a column. INT96 covers any nanosecond in 2^32
 // days, and an Arrow timestamp of 64 bits covers either the range or the resolution.
 type Times struct {
-	Far  bool // one is before 1677-09-21 or after 2262-04-11, where nanoseconds do not reach
-	Fine bool // one has more than whole microseconds
+	Far  bool // one is outside the range of nanoseconds, 1677-09-21 to 2262-04-11
+	Fine bool // one has a fraction of a microsecond
 }
 
 // Or combines the descriptions of two files, whose column must become one type.

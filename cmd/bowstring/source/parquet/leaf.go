@@ -69,7 +69,7 @@ type stream struct {
 	r    *bufio.Reader
 	// peeks counts calls of Peek since bytes were last taken.
 	peeks int
-	start int64 // of the chunk in the file
+	start int64 // offset of the chunk in the file
 	// at is the number of bytes taken. mark is its value at the end of the last page
 	// header: the library takes headers with Discard and bodies with Read.
 	at   int64
@@ -130,11 +130,11 @@ type leaf struct {
 	// def has a level for each buffered slot, also if the leaf is required: then all are
 	// 0. rep is empty if no list contains the leaf.
 	def    []int16
-	rep    []int16 // empty if there is no list around the leaf
+	rep    []int16
 	values values
 	// rows counts the zeros in rep: each begins a row.
 	rows  int
-	where *locator // of the values; nil if that is not asked for
+	where *locator // records extents; nil if none are wanted
 	// ended is set when the last row group has been read.
 	ended bool
 }
@@ -228,7 +228,7 @@ func newValues(t pq.Type) (values, error) {
 func (f *File) leaf(n *node) *leaf {
 	v, err := newValues(n.column.PhysicalType())
 	if err != nil {
-		panic(err) // leafType has refused it
+		panic(err) // leafType has rejected the type
 	}
 	return &leaf{node: n, file: f.reader, in: f.in, values: v}
 }

@@ -83,7 +83,7 @@ func (p *plainPages) locate(page file.Page, levels int) error {
 	if p.defs == nil && p.column.MaxDefinitionLevel() > 0 && p.where.lost == "" {
 		p.where.lost = "its page has levels of a kind that is no longer written"
 	}
-	if p.where.lost != "" { // nor is it known how many values there are
+	if p.where.lost != "" { // the number of values is unknown, too
 		return nil
 	}
 	n, ok := present(p.defs, p.column.MaxDefinitionLevel(), int(page.NumValues()))
@@ -146,7 +146,7 @@ func (p *plainPages) first(page *file.DataPageV1) (levels int, err error) {
 			if n > int64(len(rest)-4) || !hasLevels(rest[4:4+n], width, int64(page.NumValues())) {
 				return 0, errLevels
 			}
-			p.defs = rest[4 : 4+n] // the definition levels are the last
+			p.defs = rest[4 : 4+n] // definition levels come last
 			levels += int(n) + 4
 		default:
 			return 0, fmt.Errorf("levels with the encoding %s", l.encoding)
@@ -186,7 +186,7 @@ func hasLevels(data []byte, width int, want int64) bool {
 		}
 		data = data[n:]
 		count, size := int64(head>>1), int64(width+7)/8
-		if head&1 == 1 { // groups of eight, of which the last may be cut short
+		if head&1 == 1 { // bit-packed groups of eight; the last may be cut short
 			size = count * int64(width)
 			count = min(size, int64(len(data))) * 8 / int64(width)
 			size = min(size, int64(len(data)))
@@ -215,7 +215,7 @@ func (p *plainPages) enough(page file.Page, values []byte) error {
 	var count uint64
 	// The head of DELTA_BINARY_PACKED: the size of a block, the number of miniblocks, the
 	// number of values.
-	for range 3 { // the size of a block, its parts, the values
+	for range 3 {
 		v, n := binary.Uvarint(values)
 		if n <= 0 {
 			return errDelta
@@ -316,7 +316,7 @@ func (p *plainPages) undelta(data []byte) ([]byte, error) {
 // block of a multiple of 128 values and miniblocks of a multiple of 32; this decoder
 // needs multiples of 8 only.
 func deltas(data []byte) (values []int64, rest []byte, err error) {
-	var head [3]uint64 // values in a block, parts of a block, values in all
+	var head [3]uint64 // values in a block, miniblocks in a block, values in total
 	for i := range head {
 		v, n := binary.Uvarint(data)
 		if n <= 0 {
@@ -346,7 +346,7 @@ func deltas(data []byte) (values []int64, rest []byte, err error) {
 		for _, width := range widths {
 			left := count - uint64(len(values))
 			if left == 0 {
-				break // parts that are not needed have widths, and no bytes
+				break // unneeded miniblocks have widths, but no bytes
 			}
 			size := block / parts * uint64(width) / 8
 			if width > 64 || block/parts%8 != 0 || size > uint64(len(data)) {

@@ -141,7 +141,7 @@ type locator struct {
 	from   *stream
 	codec  compress.Compression
 	dict   []Place
-	places []Place // of the values that were not yet dropped
+	places []Place // places of the buffered values
 	// lost says why places after this point are unknown; "" while they are known.
 	lost string
 }

@@ -129,7 +129,7 @@ func (r *Records) Next(ctx context.Context) (_ arrow.Record, err error) {
 type batch struct {
 	leaf     *leaf
 	def, rep []int16
-	used     int // values, set when they have become part of an array
+	used     int // number of values, set when they are part of an array
 }
 
 // slots calls f for each slot that the node has in its array, with the definition level
@@ -220,7 +220,7 @@ func (n *node) buildList(b *batch, batches []batch, micro bool) (arrow.ArrayData
 				count++
 			}
 			offsets = append(offsets, count)
-		case r == n.at.rep+1 && d >= n.element: // it goes on
+		case r == n.at.rep+1 && d >= n.element: // a list continues
 			if len(offsets) == 1 {
 				return nil, errors.New("a list that goes on before it has begun")
 			}
@@ -292,7 +292,7 @@ func (n *node) buildLeaf(b *batch, typ arrow.DataType) (arrow.ArrayData, error) 
 		}
 		return array.NewData(typ, slots, []*memory.Buffer{nil}, nil, slots, 0), nil
 	}
-	at := make([]int, 0, b.used) // places of the values
+	at := make([]int, 0, b.used) // slots of the values
 	i := 0
 	n.slots(b, func(def int16) {
 		if def >= n.def {

@@ -44,13 +44,13 @@ type node struct {
 	at       level
 	def      int16   // definition level from which on the node is not null
 	element  int16   // definition level from which on a list has an element
-	length   int32   // of a list of fixed size
+	length   int32   // length of a fixed list
 	children []*node // fields of a struct, or the element of a list
 	// first is the number of the first leaf below; the leaves of a node have consecutive
 	// numbers.
 	first  int
-	column *schema.Column // of a leaf
-	typ    arrow.DataType // of a leaf
+	column *schema.Column // set for a leaf
+	typ    arrow.DataType // set for a leaf
 	// err says why the node cannot be read. Other columns of the file can still be read.
 	err error
 }
@@ -232,7 +232,7 @@ func (n *node) dataType(micro bool) arrow.DataType {
 		fields[i] = arrow.Field{Name: c.name, Type: c.dataType(micro), Nullable: c.nullable}
 	}
 	if n.kind == kindList || n.kind == kindFixedList {
-		fields[0].Name = "item" // as lists have it that do not come from files
+		fields[0].Name = "item" // the usual name in Arrow
 	}
 	switch n.kind {
 	case kindList:
@@ -380,7 +380,7 @@ func timestampType(l *schema.TimestampLogicalType, as arrow.DataType) (arrow.Dat
 	default:
 		return nil, fmt.Errorf("it is INT64 as %s", l)
 	}
-	if l.IsAdjustedToUTC() || l.IsFromConvertedType() { // what older writers mean by the latter
+	if l.IsAdjustedToUTC() || l.IsFromConvertedType() { // older writers had no other timestamps
 		t.TimeZone = "UTC"
 		if was, ok := as.(*arrow.TimestampType); ok && was.TimeZone != "" {
 			t.TimeZone = was.TimeZone
