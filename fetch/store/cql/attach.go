@@ -50,7 +50,7 @@ type AttachOptions struct {
 	ranges int // for tests: overrides attachRanges
 }
 
-// AttachReport is the result of a scan.
+// AttachReport is the progress and the result of a scan.
 type AttachReport struct {
 	Rows  int64   `json:"rows"`
 	Bytes int64   `json:"bytes"` // of blob cells
@@ -64,22 +64,27 @@ type AttachReport struct {
 }
 
 const (
-	// attachRanges is the number of token intervals that a table is cut into. Each worker holds the rows of one
-	// interval in memory, without their blobs.
+	// attachRanges is the number of token intervals that a table is cut into. Each worker
+	// holds the rows of one interval in memory, without their blobs, so more intervals
+	// need less memory.
 	attachRanges = 512
 	// attachPage is the target size of a page of rows, in bytes of blobs.
 	attachPage = 4 << 20
 	// foreignLevel is the consistency of scans of other programs' tables, whose write consistency is unknown.
 	foreignLevel = gocql.LocalQuorum
-	// defaultSplit is the split of rows without one.
+	// defaultSplit is the split of all rows if the options name no split and no split
+	// column.
 	defaultSplit = "train"
-	// attachWorkers is the default of AttachOptions.Workers.
+	// attachWorkers is the default of AttachOptions.Workers. Each worker has one query in
+	// flight.
 	attachWorkers = 8
 )
 
-// Attach makes a snapshot of the rows of another program's table without copying them. It reads every cell once, for
-// its size and checksum. The bytes stay in the table; a cell that changes later fails its checksum when it is served.
-// Rows are in the order of their tokens, which is the same in every scan, split by split.
+// Attach makes a snapshot of the rows of another program's table without copying them. It
+// reads every cell once, for its size and checksum. The bytes stay in the table. If a
+// cell changes later, it fails its checksum when it is served. Rows are in the order of
+// their tokens, which is the same in every scan, split by split. With SkipExisting and no
+// new rows, Attach returns the newest snapshot.
 func (s *Store) Attach(ctx context.Context, opts AttachOptions) (_ *schema.Snapshot, report AttachReport, err error) {
 	if err := s.enter(ctx); err != nil {
 		return nil, report, err
@@ -93,14 +98,15 @@ func (s *Store) Attach(ctx context.Context, opts AttachOptions) (_ *schema.Snaps
 	return snap, a.report, nil
 }
 
-// attachment is one run of Attach.
+// attachment is one run of Attach. Workers scan, and one goroutine takes their results;
+// only that one changes known, report and splits while the scan runs.
 type attachment struct {
 	s    *Store
 	opts AttachOptions
 
-	data, meta source
+	data, meta source // meta has no columns if there is no metadata table
 	schema     *arrow.Schema
-	metaSchema *arrow.Schema // the metadata columns
+	metaSchema *arrow.Schema // the metadata columns of both tables
 	splitAt    int           // the column of metaSchema that names the split, -1 for none
 	splitOnly  bool          // that column is not one of the dataset
 
@@ -112,11 +118,11 @@ type attachment struct {
 	splits []*splitBuilder
 }
 
-// source is one of the two tables.
+// source is one of the two tables, with the columns that are taken from it.
 type source struct {
 	keyspace, table string
-	session         *gocql.Session
-	id              string
+	session         *gocql.Session // knows the replicas of the keyspace; not owned
+	id              string         // the key column
 	columns         []column
 }
 
@@ -133,11 +139,13 @@ type splitBuilder struct {
 	builder *schema.ChunkBuilder
 	chunks  []schema.Chunk
 	pages   schema.PageList // of the chunk being built
-	rows    int64
+	rows    int64           // rows in chunks and in builder
 }
 
+// tableName matches KEYSPACE.TABLE. Names that need other characters cannot be attached.
 var tableName = regexp.MustCompile(`^([A-Za-z0-9_]{1,48})\.([A-Za-z0-9_]{1,48})$`)
 
+// run makes the snapshot.
 func (a *attachment) run(ctx context.Context) (*schema.Snapshot, error) {
 	if err := a.check(); err != nil {
 		return nil, err
@@ -149,6 +157,7 @@ func (a *attachment) run(ctx context.Context) (*schema.Snapshot, error) {
 	if err := a.describe(ctx); err != nil {
 		return nil, err
 	}
+	// The schemas are compared before the scan, which may take hours.
 	if a.opts.Append && parent != nil && !parent.Schema.Equal(a.schema) {
 		return nil, fmt.Errorf("%w: the tables have the columns %v, and the dataset %v: rows of other columns cannot "+
 			"be appended",
@@ -159,9 +168,11 @@ func (a *attachment) run(ctx context.Context) (*schema.Snapshot, error) {
 			return nil, err
 		}
 	}
+	// The tables are registered before the first key that refers to them is stored.
 	if err := a.register(ctx); err != nil {
 		return nil, err
 	}
+	// From here on pages of the manifest are written.
 	in, err := a.s.Begin(ctx, a.opts.Dataset)
 	if err != nil {
 		return nil, err
@@ -176,6 +187,7 @@ func (a *attachment) run(ctx context.Context) (*schema.Snapshot, error) {
 	if err := a.scan(ctx); err != nil {
 		return nil, err
 	}
+	// The error comes after the scan, so that it names how many rows exist already.
 	if err := a.known.err(parent); err != nil && !a.opts.SkipExisting {
 		return nil, err
 	}
@@ -192,6 +204,7 @@ func (a *attachment) run(ctx context.Context) (*schema.Snapshot, error) {
 	return in.Commit(ctx, *snap)
 }
 
+// check checks the options, and fills in their defaults.
 func (a *attachment) check() error {
 	o := &a.opts
 	if err := schema.CheckName("dataset", o.Dataset); err != nil {
@@ -231,7 +244,8 @@ func (a *attachment) check() error {
 	return nil
 }
 
-// parent is the newest snapshot, nil if there is none.
+// parent returns the newest snapshot; nil if there is none. If the options say neither
+// append nor replace, an existing snapshot is an error.
 func (a *attachment) parent(ctx context.Context) (*schema.Snapshot, error) {
 	newest, err := a.s.Snapshot(ctx, a.opts.Dataset, 0)
 	if errors.Is(err, schema.ErrNotFound) {
@@ -246,7 +260,9 @@ func (a *attachment) parent(ctx context.Context) (*schema.Snapshot, error) {
 	return newest, nil
 }
 
-// describe reads the tables' columns and determines the dataset's.
+// describe reads the columns of both tables, and determines the schema of the dataset:
+// metadata columns first, then blob columns. The columns of each table are in the order
+// of their names.
 func (a *attachment) describe(ctx context.Context) error {
 	var err error
 	if a.data, err = a.open(ctx, a.opts.Data, true); err != nil {
@@ -301,7 +317,9 @@ func (a *attachment) describe(ctx context.Context) error {
 	return err
 }
 
-// open reads a table's columns from the server's catalog.
+// open reads a table's columns from the servers' catalog. The primary key must be one
+// uuid, because a key has room for 16 bytes. Columns of types without a counterpart are
+// an error, unless the options name the columns to take.
 func (a *attachment) open(ctx context.Context, name string, withBlobs bool) (source, error) {
 	keyspace, table, _ := strings.Cut(name, ".")
 	src := source{keyspace: keyspace, table: table}
@@ -367,18 +385,22 @@ func (s *Store) register(ctx context.Context, list []*foreignTable) error {
 	return s.loadAttached(ctx)
 }
 
-// interval is the result of scanning the rows between two tokens.
+// interval is the result of scanning the rows between two tokens, in the order of their
+// tokens.
 type interval struct {
 	ids        []schema.ID
 	meta       arrow.Record        // of metaSchema
 	blobs      [][]*schema.BlobRef // [row][blob column]
-	bytes      int64
-	noMetadata int64
-	noSample   int64
+	bytes      int64               // size of the blobs
+	noMetadata int64               // samples without a row in the metadata table
+	noSample   int64               // rows of the metadata table without a sample
 }
 
-// scan reads the tables, several intervals at once, and takes the results in the order of the intervals.
+// scan reads the tables, several intervals at once, and takes the results in the order of
+// the intervals, so that the order of rows does not depend on timing.
 func (a *attachment) scan(ctx context.Context) error {
+	// The queue holds the results of intervals in order. Its length bounds how far the
+	// scan runs before the goroutine that takes the results.
 	ranges := ring(a.opts.ranges)
 	g, ctx := errgroup.WithContext(ctx)
 	// At most one finished interval per worker waits here.
@@ -429,6 +451,7 @@ func (a *attachment) scan(ctx context.Context) error {
 	return g.Wait()
 }
 
+// query returns a query for the rows of an interval, in pages of that many rows.
 func (src *source) query(r pair, page int) *gocql.Query {
 	names := []string{identifier(src.id)}
 	for _, c := range src.columns {
@@ -440,8 +463,11 @@ func (src *source) query(r pair, page int) *gocql.Query {
 	return src.session.Query(stmt, r.start, r.end).PageSize(page).Consistency(foreignLevel)
 }
 
-// scanInterval reads one interval of both tables.
+// scanInterval reads one interval of both tables, and joins their rows. The caller
+// releases meta.
 func (a *attachment) scanInterval(ctx context.Context, r pair) (*interval, error) {
+	// The metadata rows of the interval are read first and held, because the samples are
+	// joined to them one by one.
 	meta, err := a.scanMetadata(ctx, r)
 	if err != nil {
 		return nil, err
@@ -461,6 +487,8 @@ func (a *attachment) scanInterval(ctx context.Context, r pair) (*interval, error
 			dest = append(dest, c.kind.dest())
 		}
 	}
+	// A page of rows is held by the server and the driver as a whole, so its size in
+	// bytes is what counts.
 	page := 8 // until the size of rows is known
 	if mean := a.meanRow.Load(); mean > 0 {
 		page = int(min(max(attachPage/mean, 1), rowsAtOnce))
@@ -513,7 +541,8 @@ func (a *attachment) scanInterval(ctx context.Context, r pair) (*interval, error
 	return iv, nil
 }
 
-// scanMetadata reads one interval of the metadata table.
+// scanMetadata reads one interval of the metadata table, by key; nil if there is no such
+// table. The values are those that columnType.put takes.
 func (a *attachment) scanMetadata(ctx context.Context, r pair) (map[gocql.UUID][]any, error) {
 	if a.opts.Metadata == "" {
 		return nil, nil
@@ -549,11 +578,13 @@ func (d *digest) UnmarshalCQL(_ gocql.TypeInfo, data []byte) error {
 	return nil
 }
 
+// ref is the reference of the cell in a row; false for a null.
 func (d *digest) ref(id schema.ID) (schema.BlobRef, bool) {
 	return schema.BlobRef{Key: d.table.key(id, d.sum), Size: d.size, Sum: d.sum}, !d.null
 }
 
-// take adds an interval's rows to the chunks of their splits.
+// take adds an interval's rows to the chunks of their splits, and stores pages that are
+// full. One goroutine calls it, in the order of the intervals.
 func (a *attachment) take(ctx context.Context, iv *interval, done float64) error {
 	var names *array.String
 	meta := iv.meta
@@ -577,6 +608,7 @@ func (a *attachment) take(ctx context.Context, iv *interval, done float64) error
 			}
 			continue
 		}
+		// A null in the split column, or an empty text, is no split.
 		split := a.opts.Split
 		if names != nil && names.IsValid(row) {
 			split = names.Value(row)
@@ -612,6 +644,8 @@ func (a *attachment) take(ctx context.Context, iv *interval, done float64) error
 	return nil
 }
 
+// split returns the builder of a split, and makes it if needed. There are at most 256,
+// because each holds up to a page of rows in memory.
 func (a *attachment) split(name string) (*splitBuilder, error) {
 	for _, sp := range a.splits {
 		if sp.name == name {
@@ -632,7 +666,7 @@ func (a *attachment) split(name string) (*splitBuilder, error) {
 	return sp, nil
 }
 
-// flush stores a chunk of a split.
+// flush stores the list of pages of a split's current chunk.
 func (a *attachment) flush(ctx context.Context, sp *splitBuilder) error {
 	if err := a.flushPage(ctx, sp); err != nil || sp.pages.Len() == 0 {
 		return err
@@ -648,7 +682,7 @@ func (a *attachment) flush(ctx context.Context, sp *splitBuilder) error {
 	return nil
 }
 
-// flushPage stores a page of a split.
+// flushPage stores the current page of a split, if it has rows.
 func (a *attachment) flushPage(ctx context.Context, sp *splitBuilder) error {
 	if sp.builder.Rows() == 0 {
 		return nil
@@ -664,7 +698,8 @@ func (a *attachment) flushPage(ctx context.Context, sp *splitBuilder) error {
 	return nil
 }
 
-// snapshot concatenates the splits.
+// snapshot concatenates the splits, in the order of their names, behind the rows of the
+// parent if they are appended to it.
 func (a *attachment) snapshot(ctx context.Context, parent *schema.Snapshot) (*schema.Snapshot, error) {
 	source := "table " + a.opts.Data
 	if a.opts.Metadata != "" {
@@ -679,12 +714,14 @@ func (a *attachment) snapshot(ctx context.Context, parent *schema.Snapshot) (*sc
 		}
 	}
 	slices.SortFunc(a.splits, func(x, y *splitBuilder) int { return strings.Compare(x.name, y.name) })
+	// Each split is one range of positions, so its rows are contiguous in the snapshot.
 	at := snap.Rows()
 	for _, sp := range a.splits {
 		if err := a.flush(ctx, sp); err != nil {
 			return nil, err
 		}
 		snap.Chunks = append(snap.Chunks, sp.chunks...)
+		// A split that the parent has as well gets a second range, or a longer last one.
 		rows := schema.Range{Start: at, End: at + sp.rows}
 		at = rows.End
 		if sp.name == "" {
@@ -706,18 +743,19 @@ func (a *attachment) snapshot(ctx context.Context, parent *schema.Snapshot) (*sc
 	return snap, nil
 }
 
-// known holds the ids of the snapshot that is appended to, 16 bytes each, and those that the scan found again. An id
-// in two rows of a snapshot would give two samples the same id.
+// known holds the ids of the snapshot that is appended to, 16 bytes each, and those that
+// the scan found again. If an id were in two rows of a snapshot, two samples would have
+// the same id.
 type known struct {
 	ids   []schema.ID // sorted
 	named []string    // the first few that were found again
-	met   int64
+	met   int64       // how many were found again
 }
 
 // knownNamed is how many ids an error names.
 const knownNamed = 5
 
-// read reads the ids of a snapshot, page by page.
+// read reads the ids of a snapshot, page by page, and sorts them.
 func (k *known) read(ctx context.Context, s *Store, snap *schema.Snapshot) error {
 	k.ids = make([]schema.ID, 0, snap.Rows())
 	err := store.EachPage(ctx, snap, snap.Chunks, s.get, func(_ schema.Chunk, m *schema.Manifest) error {
@@ -744,7 +782,7 @@ func (k *known) has(id schema.ID) bool {
 	return true
 }
 
-// err names the ids that were found again.
+// err is the error that names some of the ids that were found again; nil if none were.
 func (k *known) err(snap *schema.Snapshot) error {
 	if k.met == 0 {
 		return nil
@@ -757,4 +795,5 @@ func (k *known) err(snap *schema.Snapshot) error {
 		schema.ErrInvalid, k.met, snap.Dataset, snap.Number, list)
 }
 
+// compareIDs orders ids by their bytes.
 func compareIDs(a, b schema.ID) int { return bytes.Compare(a[:], b[:]) }

@@ -11,10 +11,11 @@ import (
 // columnType maps a CQL type to an Arrow type.
 type columnType struct {
 	arrow arrow.DataType
-	dest  func() any // what the driver scans into: a pointer to a pointer, nil for a null
-	put   func(b array.Builder, dest any)
+	dest  func() any                      // what the driver scans into: a pointer to a pointer, nil for a null
+	put   func(b array.Builder, dest any) // appends what dest has received
 }
 
+// typed is converted for builders that take the driver's type as it is.
 func typed[T any, B interface {
 	array.Builder
 	Append(T)
@@ -22,6 +23,8 @@ func typed[T any, B interface {
 	return converted(t, func(b B, v T) { b.Append(v) })
 }
 
+// converted returns the columnType for a driver's type T. Nulls are appended as nulls, so
+// put gets values only.
 func converted[T any, B array.Builder](t arrow.DataType, put func(B, T)) *columnType {
 	return &columnType{
 		arrow: t,
@@ -59,6 +62,7 @@ var columnTypes = map[string]*columnType{
 	}),
 }
 
+// uuidType maps uuids to 16 bytes.
 var uuidType = converted(&arrow.FixedSizeBinaryType{ByteWidth: 16},
 	func(b *array.FixedSizeBinaryBuilder, v gocql.UUID) {
 		b.Append(v[:])

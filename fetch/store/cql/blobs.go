@@ -17,13 +17,16 @@ import (
 // of a blob from its size.
 const PartBytes = 1 << 20
 
-// partsOf is the number of parts of a blob of that size. An empty blob has one.
+// partsOf is the number of parts of a blob of a size. An empty blob has one empty part,
+// so that it can be found.
 func partsOf(size int64) int { return int(max(1, (size+PartBytes-1)/PartBytes)) }
 
-// partsAtOnce bounds the parts of one blob in flight.
+// partsAtOnce bounds the parts of one blob that are read or written at once, so that a
+// large blob does not fill the connections.
 const partsAtOnce = 16
 
-// maxBlob bounds the memory that Get allocates for a reference.
+// maxBlob bounds the memory that Get allocates for a reference. A damaged reference could
+// name any size.
 const maxBlob = 1 << 40
 
 const (
@@ -51,10 +54,12 @@ func (s *Store) Get(ctx context.Context, ref schema.BlobRef) (schema.Blob, error
 	return b, nil
 }
 
+// get reads a blob, or a cell of an attached table.
 func (s *Store) get(ctx context.Context, ref schema.BlobRef) (schema.Blob, error) {
 	if t := s.foreign.of(ref.Key); t != nil {
 		return s.getForeign(ctx, t, ref)
 	}
+	// A key that is no address of a known table is a hash.
 	b, err := s.readParts(ctx, ref)
 	if errors.Is(err, schema.ErrNotFound) {
 		// Another process may have attached it since the list was read.
@@ -68,7 +73,8 @@ func (s *Store) get(ctx context.Context, ref schema.BlobRef) (schema.Blob, error
 	return b, err
 }
 
-// readParts reads a blob. After it returns, no goroutine writes to its memory.
+// readParts reads a blob of the store's own tables. When it has returned, no goroutine
+// writes to the blob's memory, so a failed read can release it.
 func (s *Store) readParts(ctx context.Context, ref schema.BlobRef) (schema.Blob, error) {
 	n := partsOf(ref.Size)
 	if n == 1 {
@@ -97,6 +103,7 @@ func (s *Store) readParts(ctx context.Context, ref schema.BlobRef) (schema.Blob,
 
 // readOne reads a blob of one part, in one statement with others if possible.
 func (s *Store) readOne(ctx context.Context, ref *schema.BlobRef) (schema.Blob, error) {
+	// If many reads are in flight to a host, several share one statement.
 	b, by, err := s.gathering.read(ctx, ref)
 	switch {
 	case b != nil:
@@ -112,6 +119,8 @@ func (s *Store) readOne(ctx context.Context, ref *schema.BlobRef) (schema.Blob, 
 	return r.blob(err)
 }
 
+// readPart reads one part. If the replica does not have it, a quorum is asked, in this
+// datacenter first: a blob counts as missing only if a quorum lacks it.
 func (s *Store) readPart(r *reading, ref *schema.BlobRef, part int) error {
 	r.key = boundKey(ref.Key)
 	r.route.draw = drawOf(&ref.Key, part)
@@ -142,7 +151,7 @@ type reading struct {
 
 	stmt  string
 	args  [2]any
-	bound int // number of args
+	bound int // how many of args are used
 	key   boundKey
 
 	route route
@@ -160,6 +169,7 @@ type reading struct {
 	null bool
 }
 
+// newReading returns a reading of a cell of want bytes. The caller binds its values.
 func newReading(ctx context.Context, stmt string, want int) *reading {
 	r := &reading{Context: ctx, stmt: stmt, want: want}
 	r.route.attempt = store.AttemptFrom(ctx)
@@ -167,6 +177,7 @@ func newReading(ctx context.Context, stmt string, want int) *reading {
 	return r
 }
 
+// bind sets the values of the statement.
 func (r *reading) bind(args ...any) { r.bound = copy(r.args[:], args) }
 
 // Value implements context.Context. It passes the reading to the policy that chooses the host.
@@ -194,7 +205,7 @@ func (r *reading) UnmarshalCQL(_ gocql.TypeInfo, data []byte) error {
 	return nil
 }
 
-// blob is the result of the read, or its error.
+// blob returns the blob that was read, or releases its memory and returns err.
 func (r *reading) blob(err error) (schema.Blob, error) {
 	if err == nil {
 		return schema.NewBlob(r.buffer.data, r.buffer), nil
@@ -215,12 +226,15 @@ func (k *boundKey) MarshalCQL(gocql.TypeInfo) ([]byte, error) { return k[:], nil
 // pauses and retries.
 var readRetry = movingRetries(1)
 
-// readCell reads a cell, which must have the wanted length. If there is no row, it returns gocql.ErrNotFound.
+// readCell reads a cell, which must have the wanted length, into the reading's
+// destination. If there is no row, it returns gocql.ErrNotFound. A cell of another length
+// is a schema.ErrDataLoss.
 func (s *Store) readCell(session *gocql.Session, r *reading, level gocql.Consistency, table string) error {
 	r.size, r.null = 0, false
 	q, made := r.query(session)
 	iter := q.Consistency(level).RetryPolicy(readRetry).PageSize(0).Iter()
 	host := iter.Host()
+	// Closing the iterator gives the error of the request, if there was one.
 	found := iter.Scan(r.into[:]...)
 	err := iter.Close()
 	r.route.end(err)
@@ -256,9 +270,9 @@ func (r *reading) query(session *gocql.Session) (q, made *gocql.Query) {
 // prepareWithin bounds the wait for hosts to prepare statements.
 const prepareWithin = 2 * time.Second
 
-// Prepare does in advance what would cost the first reader some round trips. Each host prepares the statements of
-// reads, by being asked for a name that cannot exist. The row of this process is written, and memory bytes for blobs
-// are touched.
+// Prepare does in advance what would cost the first reader some round trips. Each host
+// prepares the statements of reads. The row of this process is written. Memory of that
+// many bytes is mapped and touched. The reads are of names that cannot exist.
 func (s *Store) Prepare(ctx context.Context, memory int64) error {
 	if err := s.enter(ctx); err != nil {
 		return err

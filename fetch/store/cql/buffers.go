@@ -50,7 +50,8 @@ type arena struct {
 	maps    int64 // slabs mapped so far
 }
 
-// class holds the slabs of buffers of one size. Slabs without a free buffer are in no list.
+// class is the slabs of buffers of one size. Slabs without a free buffer are in no list.
+// arena.mu guards it.
 type class struct {
 	partial slabList // some buffers are pinned
 	idle    slabList // no buffer is pinned; the most recent first
@@ -65,11 +66,12 @@ const (
 	arenaSpare  = 64 << 20
 )
 
-// buffer is the memory of a blob. It is a schema.Framer.
+// buffer is the memory of a blob, and its owner (schema.Owner, schema.Framer). It belongs
+// to its slab, and is reused after Unpin.
 type buffer struct {
 	arena  *arena
 	slab   *slab
-	memory []byte
+	memory []byte // all of the buffer
 	data   []byte // the requested length of memory
 	pinned bool   // guarded by arena.mu
 	absent bool   // free, and its pages were released; guarded by arena.mu
@@ -80,12 +82,16 @@ const leastFramed = 16 << 10
 
 // take returns a buffer of n bytes, n > 0, that the caller owns until Unpin. Its content is undefined.
 func (a *arena) take(n int64) (*buffer, error) {
+	// Blobs from leastFramed on get room for their frame, in which they can be written to
+	// a file without being copied.
 	whole, begin := n, int64(0)
 	if n >= leastFramed {
 		whole, begin = schema.FrameSize(n), schema.FrameMargin
 	}
 	c, size := classOf(whole)
 	a.mu.Lock()
+	// The mapping itself is made without the lock, because the kernel may take long to
+	// clear pages.
 	s := a.available(c)
 	if s == nil {
 		z, count := slabOf(size)
@@ -204,7 +210,8 @@ func (a *arena) countLocked(b *buffer, sign int64) {
 	}
 }
 
-// retire makes a slab without pinned buffers idle, or returns it if it is to be unmapped.
+// retire makes a slab without pinned buffers idle. If the slab is to be unmapped instead,
+// retire returns it, because unmapping takes too long for the lock.
 func (a *arena) retire(s *slab) *slab {
 	if len(s.buffers) > 1 {
 		a.classes[s.class].partial.remove(s)
@@ -213,6 +220,8 @@ func (a *arena) retire(s *slab) *slab {
 	for _, b := range s.free {
 		a.countLocked(b, -1)
 	}
+	// Slabs of one large buffer are not kept: their sizes differ, so they would seldom be
+	// reused.
 	if a.closed || s.class == alone {
 		a.mapped -= s.size
 		return s
@@ -282,7 +291,7 @@ func (a *arena) surplus(stay int64) (doomed *slab) {
 	return doomed
 }
 
-// tick ends a period.
+// tick ends a period: it unmaps what was not needed in this period and the one before.
 func (a *arena) tick() {
 	a.mu.Lock()
 	doomed := a.surplus(a.keep(0))
@@ -295,7 +304,8 @@ func (a *arena) tick() {
 	_ = unmap(doomed) // see Unpin
 }
 
-// close unmaps what is not pinned. The rest is unmapped as it is unpinned.
+// close unmaps all slabs without pinned buffers. The others are unmapped with their last
+// Unpin.
 func (a *arena) close() error {
 	a.mu.Lock()
 	a.closed = true
@@ -369,16 +379,16 @@ func slabOf(size int64) (slab int64, n int) {
 	return size, 1
 }
 
-// slab is one mapping.
+// slab is one mapping, cut into buffers of one size. arena.mu guards its lists.
 type slab struct {
 	class   int
 	mapping []byte
 	size    int64
 	buffers []buffer
 	free    []*buffer // the most recently used last
-	order   int64     // order of becoming idle
+	order   int64     // when it became idle: arena.freed at that time
 
-	prev, next *slab
+	prev, next *slab // in a list of its class, or, after that, in a list of slabs to unmap
 }
 
 // mapSlab maps a slab of that size, aligned to a huge page. Neighbouring slabs have no gap between them, so that the
@@ -398,6 +408,7 @@ func mapSlab(size int64) ([]byte, error) {
 	return mapping, nil
 }
 
+// mapMemory maps anonymous memory, without touching it.
 func mapMemory(size int64) (unsafe.Pointer, error) {
 	return unix.MmapPtr(-1, 0, nil, uintptr(size), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_ANON|unix.MAP_PRIVATE)
 }
@@ -417,7 +428,8 @@ func mapAligned(size int64) (unsafe.Pointer, error) {
 	return memory, errors.Join(err, unix.MunmapPtr(unsafe.Add(memory, size), hugePage-before))
 }
 
-// newSlab makes n buffers of that size in a mapping.
+// newSlab cuts a mapping into n buffers of a size. The buffer with the lowest address is
+// used first.
 func newSlab(a *arena, c int, size int64, mapping []byte, slabSize int64, n int) *slab {
 	s := &slab{class: c, mapping: mapping, size: slabSize, buffers: make([]buffer, n), free: make([]*buffer, n)}
 	for i := range s.buffers {
@@ -428,7 +440,7 @@ func newSlab(a *arena, c int, size int64, mapping []byte, slabSize int64, n int)
 	return s
 }
 
-// unmap returns a list of slabs to the operating system.
+// unmap returns a list of slabs to the operating system, and the first error.
 func unmap(list *slab) error {
 	var first error
 	for s := list; s != nil; s = s.next {
@@ -440,9 +452,10 @@ func unmap(list *slab) error {
 	return first
 }
 
-// slabList is a doubly linked list.
+// slabList is a doubly linked list of slabs. It allocates nothing.
 type slabList struct{ first, last *slab }
 
+// push puts a slab in front.
 func (l *slabList) push(s *slab) {
 	s.prev, s.next = nil, l.first
 	if l.first != nil {
@@ -453,6 +466,7 @@ func (l *slabList) push(s *slab) {
 	l.first = s
 }
 
+// remove takes a slab, which is in the list, out of it.
 func (l *slabList) remove(s *slab) {
 	if s.prev != nil {
 		s.prev.next = s.next

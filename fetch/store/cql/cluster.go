@@ -32,6 +32,8 @@ var clusterTables = map[string]string{
 		"comment = 'bowstring cluster 1: which layout an epoch of a plan has; changed by lightweight transactions only'",
 }
 
+// Leases and layouts are written with a time to live, so that the servers remove them.
+// Claims are made by lightweight transactions.
 const (
 	putLease     = "INSERT INTO " + tableLeases + " (cluster, id, lease) VALUES (?, ?, ?) USING TTL ?"
 	selectLeases = "SELECT id, lease FROM " + tableLeases + " WHERE cluster = ?"
@@ -43,7 +45,7 @@ const (
 		"USING TTL ?"
 )
 
-// createClusterTables creates the missing ones.
+// createClusterTables creates those tables of clusters that are missing.
 func (s *Store) createClusterTables(ctx context.Context, session *gocql.Session, v *survey) error {
 	for _, name := range slices.Sorted(maps.Keys(clusterTables)) {
 		if _, ok := v.tables[name]; ok {
@@ -57,7 +59,7 @@ func (s *Store) createClusterTables(ctx context.Context, session *gocql.Session,
 	return nil
 }
 
-// clustered explains an error that says that the tables of clusters are missing.
+// clustered turns the error of a missing table into one that says how to make it.
 func (s *Store) clustered(err error) error {
 	if code, ok := codeOf(err); ok && code == codeInvalid {
 		return fmt.Errorf("%w: keyspace %s has no tables for clusters: bowstring store init makes them (%s)",
@@ -66,8 +68,9 @@ func (s *Store) clustered(err error) error {
 	return err
 }
 
-// onControl runs a statement of clusters on the control session, where it does not wait behind blobs. Writes are
-// ordered by the servers' clocks, because a node with a slow clock would otherwise be invisible.
+// onControl runs an idempotent statement of clusters on the control session, where it
+// does not wait behind blobs. The servers' clocks order the writes, because with a node's
+// own clock, a slow one could hide the node.
 func (s *Store) onControl(ctx context.Context, table, doing string, read func(scanner) error, stmt string, args ...any,
 ) error {
 	if err := s.enter(ctx); err != nil {
@@ -82,6 +85,7 @@ func (s *Store) onControl(ctx context.Context, table, doing string, read func(sc
 	return s.clustered(s.rows(ctx, q, table, doing, read))
 }
 
+// noRows reads the result of a statement that has none.
 func noRows(scanner) error { return nil }
 
 // PutLease implements members.Shared.
@@ -132,7 +136,7 @@ func (s *Store) Layout(ctx context.Context, name string) (record []byte, err err
 	return record, err
 }
 
-// claimAttempts is how often a claim with an unknown outcome is attempted.
+// claimAttempts is how often a claim with unknown outcome is attempted.
 const claimAttempts = 5
 
 // ReserveLayout implements members.Shared. A claim never changes, so it is looked up first, which is cheaper than a
@@ -174,7 +178,7 @@ func (s *Store) ReserveLayout(ctx context.Context, cluster, plan string, epoch u
 // errUnsettled says that a claim was refused, but none could be read.
 var errUnsettled = errors.New("a claim was neither made nor lost")
 
-// claimed returns the reserved layout; "" if there is none.
+// claimed returns the name of the reserved layout; "" if none is reserved.
 func (s *Store) claimed(ctx context.Context, db *gocql.Session, level gocql.Consistency, cluster, plan string,
 	epoch uint64) (string, error) {
 	var name string

@@ -13,6 +13,8 @@ import (
 	"bowstring/schema"
 )
 
+// The version of a partition is a static column, so that one condition covers all rows of
+// the partition.
 const (
 	selectPartitions = "SELECT DISTINCT partition FROM " + tableCatalog
 	selectPartition  = "SELECT row, value, version FROM " + tableCatalog + " WHERE partition = ?"
@@ -54,16 +56,20 @@ func (d database) Partitions(ctx context.Context) ([]string, error) {
 	return names, err
 }
 
-// Load implements protocol.Catalog. A read at serial consistency completes a transaction that was accepted, and
-// supersedes one that was not.
+// Load implements protocol.Catalog. A read at serial consistency completes a transaction
+// that was accepted, and supersedes one that was not. So the outcome of every earlier
+// swap is settled.
 func (d database) Load(ctx context.Context, name string) (protocol.Partition, error) {
 	return d.whole(ctx, name, d.s.serialLevel())
 }
 
-// Peek implements protocol.Catalog. Data that only one replica has is written to a quorum before it is returned: that
-// is the servers' read repair.
+// Peek implements protocol.Catalog. It reads at a quorum, and swaps are answered by a
+// quorum, so it shows every swap that was answered. Data that only one replica has is
+// written to a quorum before it is returned: that is the servers' read repair. So a later
+// Peek shows it too.
 func (d database) Peek(ctx context.Context, name string, rows ...string) (protocol.Partition, error) {
 	level := d.s.catalogLevel()
+	// The whole partition is wanted, with its version.
 	if len(rows) == 0 {
 		return d.whole(ctx, name, level)
 	}
@@ -83,6 +89,7 @@ func (d database) Peek(ctx context.Context, name string, rows ...string) (protoc
 	return p, err
 }
 
+// version reads the version of a partition, 0 if it was never written.
 func (d database) version(ctx context.Context, name string, level gocql.Consistency) (int64, error) {
 	var version int64
 	_, err := d.s.row(ctx, d.s.db.Query(selectVersion, name).Consistency(level), tableCatalog,
@@ -101,7 +108,8 @@ func (d database) whole(ctx context.Context, name string, level gocql.Consistenc
 	}
 }
 
-// read reads rows of a partition. They are torn if they have different versions.
+// read reads rows of a partition. torn says that they have different versions: the
+// partition has changed between two pages.
 func (d database) read(
 	ctx context.Context, level gocql.Consistency, size int, stmt, name string, more ...any,
 ) (p protocol.Partition, torn bool, err error) {
@@ -151,6 +159,7 @@ func (d database) Swap(ctx context.Context, name string, version int64, change p
 			b.Query(swapDelete, name, row)
 		}
 	}
+	// The batch is one transaction, because all of its statements are for one partition.
 	applied, iter, err := s.db.MapExecuteBatchCAS(b, map[string]any{})
 	if iter != nil {
 		err = errors.Join(err, iter.Close())
@@ -175,7 +184,7 @@ const (
 	selectMembers = "SELECT id, holder, acked, beat, holds FROM " + tableMembers
 )
 
-// memberTTL is the default of Options.Lapse.
+// memberTTL is the default of Options.Lapse: twenty renewals, so that some may be late.
 const memberTTL = time.Minute
 
 // Announce implements protocol.Members. The beat is the write time, so that no clock decides which of two rows is
@@ -236,7 +245,8 @@ const (
 )
 
 const (
-	// scanRanges is the number of token intervals that a table is read by,
+	// scanRanges is the number of token intervals by which a table is read, and scanners
+	// how many of them are read at once.
 	scanRanges = 64
 	// and scanners how many are read at once.
 	scanners = 4
@@ -249,6 +259,7 @@ type indexRow struct {
 	sized, touched *int64
 }
 
+// of is the protocol's view of the row. A row without size is incomplete.
 func (r *indexRow) of(key schema.Key) protocol.BlobRow {
 	row := protocol.BlobRow{Key: key, Size: -1}
 	if r.touched != nil {
@@ -261,7 +272,8 @@ func (r *indexRow) of(key schema.Key) protocol.BlobRow {
 	return row
 }
 
-// partCount is the most parts that there may be.
+// partCount is the greatest number of parts that may exist: a failed write may have left
+// more than the size says.
 func (r *indexRow) partCount() int {
 	n := 0
 	if r.size != nil {
@@ -273,7 +285,7 @@ func (r *indexRow) partCount() int {
 	return n
 }
 
-// Row implements protocol.Blobs.
+// Row implements protocol.Contents.
 func (d database) Row(ctx context.Context, key schema.Key) (protocol.BlobRow, error) {
 	r, err := d.s.indexRow(ctx, key)
 	if err != nil {
@@ -282,6 +294,7 @@ func (d database) Row(ctx context.Context, key schema.Key) (protocol.BlobRow, er
 	return r.of(key), nil
 }
 
+// indexRow reads the row of a blob; the zero value if there is none.
 func (s *Store) indexRow(ctx context.Context, key schema.Key) (r indexRow, err error) {
 	q := s.db.Query(selectRow, key[:]).Consistency(s.indexLevel())
 	_, err = s.row(ctx, q, tableBlobs, "look for a blob", &r.size, &r.parts, &r.sized, &r.touched)
@@ -302,12 +315,14 @@ func (s *Store) indexLevel() gocql.Consistency {
 	}
 }
 
-// Touch implements protocol.Blobs. It records that parts of the blob may be there.
+// Touch implements protocol.Contents. It records how many parts of the blob may exist, so
+// that a collection finds those of an unfinished write.
 func (d database) Touch(ctx context.Context, ref schema.BlobRef, at protocol.Epoch) error {
 	return d.s.write(ctx, at, tableBlobs, touchBlob, partsOf(ref.Size), ref.Key[:])
 }
 
-// Write implements protocol.Blobs.
+// Write implements protocol.Contents. The size is written last, because it marks the blob
+// as complete.
 func (d database) Write(ctx context.Context, ref schema.BlobRef, data []byte, at protocol.Epoch) error {
 	if err := d.s.putParts(ctx, ref, data, at); err != nil {
 		return err
@@ -327,7 +342,8 @@ func (s *Store) putParts(ctx context.Context, ref schema.BlobRef, data []byte, a
 	})
 }
 
-// eachPart calls do for every part of a blob, some in parallel.
+// eachPart calls do for every part of a blob, up to partsAtOnce at a time, and returns
+// the first error.
 func eachPart(ctx context.Context, n int, do func(ctx context.Context, part int) error) error {
 	if n == 1 {
 		return do(ctx, 0)
@@ -340,7 +356,8 @@ func eachPart(ctx context.Context, n int, do func(ctx context.Context, part int)
 	return g.Wait()
 }
 
-// write runs a statement on a table that is ordered by epochs.
+// write runs a statement on a table whose write times are epochs. If two writes are of
+// one cell, the one with the later epoch wins, in whatever order they arrive.
 func (s *Store) write(ctx context.Context, at protocol.Epoch, table, stmt string, args ...any) error {
 	if at <= 0 {
 		// The driver would replace it with the current time
@@ -350,8 +367,9 @@ func (s *Store) write(ctx context.Context, at protocol.Epoch, table, stmt string
 	return s.exec(ctx, q, table, "write")
 }
 
-// Whole implements protocol.Blobs. It checks every part, because a complete row only says that the parts were there
-// once: a deleted row may come back with a replica that was down for longer than the servers keep tombstones.
+// Whole implements protocol.Contents. It checks every part, because a complete row only
+// shows that the parts existed once. A deleted row may come back with a replica that was
+// down for longer than the servers keep tombstones.
 func (d database) Whole(ctx context.Context, ref schema.BlobRef) (bool, error) {
 	s := d.s
 	err := eachPart(ctx, partsOf(ref.Size), func(ctx context.Context, part int) error {
@@ -367,7 +385,8 @@ func (d database) Whole(ctx context.Context, ref schema.BlobRef) (bool, error) {
 	return err == nil, err
 }
 
-// partWritten is when a part was written, 0 if it is not there.
+// partWritten is the write time of a part, which is an epoch; 0 if the part does not
+// exist.
 func (s *Store) partWritten(ctx context.Context, key schema.Key, part int) (int64, error) {
 	var written *int64
 	q := s.db.Query(findPart, key[:], part).Consistency(s.indexLevel())
@@ -392,6 +411,7 @@ func (d database) Scan(ctx context.Context, visit func(context.Context, protocol
 	return g.Wait()
 }
 
+// scanRange visits the rows of one token interval.
 func (s *Store) scanRange(ctx context.Context, between pair,
 	visit func(context.Context, protocol.BlobRow) error) error {
 	q := s.db.Query(selectIndex, between.start, between.end).Consistency(s.scanLevel()).PageSize(rowsAtOnce)
@@ -439,6 +459,8 @@ func (d database) Delete(ctx context.Context, row protocol.BlobRow, before proto
 			return err
 		}
 	} else {
+		// An unfinished write has left parts, and only the row says how many there may
+		// be.
 		r, err := s.indexRow(ctx, row.Key)
 		if err != nil {
 			return err

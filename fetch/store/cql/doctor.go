@@ -31,8 +31,9 @@ const (
 	checkTables      = "tables"
 )
 
-// Examine checks the cluster, the keyspace and its tables, node by node. It changes nothing, and works without a
-// store. The error is of an address that cannot be parsed.
+// Examine checks the cluster, the keyspace and its tables, node by node. It changes
+// nothing, and works without a store. It returns an error only for an address that cannot
+// be parsed.
 func Examine(ctx context.Context, uri string, opts Options) (store.Findings, error) {
 	config, err := ParseURI(uri)
 	if err != nil {
@@ -71,15 +72,16 @@ func (s *Store) Examine(ctx context.Context) store.Findings {
 	return e.Findings
 }
 
+// examination collects the findings of one Examine. One goroutine uses it.
 type examination struct {
 	store.Findings
 	s        *Store
 	session  *gocql.Session
-	members  []node
-	keyspace bool // the keyspace exists
+	members  []node // of the cluster; set by settings
+	keyspace bool   // the keyspace exists
 }
 
-// settings checks what the servers' own tables say.
+// settings checks what the servers' own tables say about the cluster and the keyspace.
 func (e *examination) settings(ctx context.Context) {
 	var err error
 	if e.members, _, err = e.s.listNodes(ctx, e.session); err != nil {
@@ -172,6 +174,7 @@ func judgeReplication(c *Config, options map[string]string, nodes map[string]int
 	return f, replicas
 }
 
+// nodesOf is a number of nodes for messages.
 func nodesOf(n int) string {
 	if n == 1 {
 		return "1 node"
@@ -217,7 +220,8 @@ func judgeConsistency(c *Config, replicas int, several bool) (f store.Findings) 
 	return f
 }
 
-// eachNode connects to every node separately.
+// eachNode examines every node over a connection of its own, because the driver would
+// choose the nodes itself.
 func (e *examination) eachNode(ctx context.Context) {
 	var states []nodeState
 	for _, m := range e.members {
@@ -233,20 +237,21 @@ func (e *examination) eachNode(ctx context.Context) {
 	e.Findings = append(e.Findings, judgeNodes(states)...)
 }
 
-// nodeState is the state of a node.
+// nodeState is the state of a node, as measured from here.
 type nodeState struct {
 	node
 	schema    string
 	latency   time.Duration // minimum of a few
 	offset    time.Duration // of its clock, minus this machine's
-	uncertain time.Duration
+	uncertain time.Duration // the possible error of offset: half the round trip
 }
 
 func (l *nodeState) name() string { return fmt.Sprintf("%s (%s)", l.address, l.dc) }
 
-// pings is how many requests the minimum latency is taken of.
+// pings is how many requests are made to find the minimum latency.
 const pings = 5
 
+// examineNode measures one node.
 func (e *examination) examineNode(ctx context.Context, m node) (l nodeState, err error) {
 	session, err := e.s.connectAny(ctx, []string{m.address.String()}, 0)
 	if err != nil {
@@ -279,7 +284,8 @@ const (
 	latencyTimes = 5
 )
 
-// judgeNodes compares the nodes with one another and with this machine.
+// judgeNodes compares the nodes with each other and with this machine. It makes no
+// requests, like the other judge functions, so that tests need no cluster.
 func judgeNodes(states []nodeState) (f store.Findings) {
 	if len(states) == 0 {
 		return nil
@@ -339,6 +345,7 @@ type settingsOf struct {
 	grace, ttl                       int
 }
 
+// examineTables reads the settings of the keyspace's tables.
 func (e *examination) examineTables(ctx context.Context) error {
 	found := map[string]settingsOf{}
 	q := e.session.Query("SELECT table_name, comment, compaction, compression, caching, gc_grace_seconds, "+
@@ -393,8 +400,10 @@ const (
 	graceLeast = 86_400
 )
 
+// graceOption finds the setting in the options of a table.
 var graceOption = regexp.MustCompile(`gc_grace_seconds = (\d+)`)
 
+// judgeTable compares the settings of one table with those that Init uses.
 func judgeTable(keyspace, name string, t settingsOf) (f store.Findings) {
 	full := keyspace + "." + name
 	alter := func(format string, args ...any) string {

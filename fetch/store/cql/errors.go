@@ -52,7 +52,8 @@ func otherColumns(err error) bool {
 		errors.Is(err, gocql.ErrQueryArgLength)
 }
 
-// where names the table and the host.
+// where names the table and the host in errors. Without a host it names those of the
+// address.
 func (s *Store) where(host *gocql.HostInfo, table string) string {
 	at := strings.Join(s.config.Hosts, ",")
 	if host != nil {
@@ -105,10 +106,12 @@ func codeOf(err error) (code int, ok bool) {
 	return 0, false
 }
 
+// classify is fault for an error that is not due to the caller's context.
 func classify(err error, doing, where string, c *Config) error {
 	unavailable := func(check string) error {
 		return fmt.Errorf("%w: %s: %s: %w; %s", schema.ErrUnavailable, doing, where, err, check)
 	}
+	// Errors that are classified already keep their class.
 	if errors.Is(err, schema.ErrNotFound) || errors.Is(err, schema.ErrDataLoss) ||
 		errors.Is(err, schema.ErrUnavailable) {
 		return fmt.Errorf("%s: %s: %w", doing, where, err)
@@ -151,6 +154,7 @@ func classify(err error, doing, where string, c *Config) error {
 	return unavailable(connectAdvice(c))
 }
 
+// connectAdvice says what to check if a connection failed.
 func connectAdvice(c *Config) string {
 	s := fmt.Sprintf("the connection failed: check that the nodes are up, the network, the addresses, port %d", c.Port)
 	if c.TLS {

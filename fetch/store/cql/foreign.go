@@ -25,44 +25,52 @@ const (
 // a given registered prefix is 2^-96.
 const prefixLen = 12
 
-// foreignTable is a column of another program's table.
+// foreignTable is a blob column of another program's table. It is immutable.
 type foreignTable struct {
 	keyspace, table string
 	id, data        string // columns
 	prefix          [prefixLen]byte
-	query           string
+	query           string // reads a cell by its row's id
 }
 
+// newForeignTable returns the column with its prefix, which depends on the names alone.
+// So each process computes the same prefix.
 func newForeignTable(keyspace, table, id, data string) *foreignTable {
 	t := &foreignTable{keyspace: keyspace, table: table, id: id, data: data}
+	// The names are separated by zero bytes, which no name contains, so that no two lists
+	// of names are the same text.
 	sum := sha256.Sum256(fmt.Appendf(nil, "bowstring attached cell\x00%s\x00%s\x00%s\x00%s", keyspace, table, id, data))
 	copy(t.prefix[:], sum[:])
 	t.query = fmt.Sprintf("SELECT %s FROM %s WHERE %s = ?", identifier(data), t.qualified(), identifier(id))
 	return t
 }
 
+// name is the table's name for messages.
 func (t *foreignTable) name() string { return t.keyspace + "." + t.table }
 
+// qualified is the table's name in statements.
 func (t *foreignTable) qualified() string {
 	return identifier(t.keyspace) + "." + identifier(t.table)
 }
 
-// key is the address of a cell.
+// key is the address of a cell: the table's prefix, a part of the checksum, and the row's
+// id.
 func (t *foreignTable) key(id schema.ID, sum schema.Sum) schema.Key {
 	return schema.AddressKey(t.prefix, sum, id)
 }
 
-// foreignTables are the tables attached to the store. The map is replaced, never changed.
+// foreignTables are the tables attached to the store, by prefix. The map is replaced and
+// never changed, so readers need no lock.
 type foreignTables struct {
 	atomic.Pointer[map[[prefixLen]byte]*foreignTable]
 }
 
-// of returns the table that a key is an address in, nil if the key is a hash.
+// of returns the table of a key's prefix; nil if the key is a hash.
 func (f *foreignTables) of(key schema.Key) *foreignTable {
 	return (*f.Load())[[prefixLen]byte(key[:prefixLen])]
 }
 
-// loadAttached reads the list of attached tables.
+// loadAttached reads the list of attached tables. After an error the old list stays.
 func (s *Store) loadAttached(ctx context.Context) error {
 	tables := map[[prefixLen]byte]*foreignTable{}
 	q := s.db.Query(selectAttached).Consistency(s.catalogLevel())

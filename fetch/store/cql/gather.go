@@ -78,7 +78,7 @@ type gathering struct {
 	statements, shared atomic.Int64 // statements sent for several blobs, and the blobs in them
 }
 
-// gathered is what is in flight to a host.
+// gathered is the state of what is in flight to a host.
 type gathered struct {
 	conns int
 
@@ -94,6 +94,7 @@ type kind struct {
 	usual time.Duration // from a statement to its answer, a moving average
 }
 
+// newGathering returns the gathering of a store whose session is open.
 func newGathering(s *Store) *gathering {
 	g := &gathering{store: s, query: s.db.Query(selectPart), linger: lingerBy}
 	if g.wanted = int32(s.config.Keys); g.wanted == 0 {
@@ -104,6 +105,8 @@ func newGathering(s *Store) *gathering {
 	return g
 }
 
+// lingerBy is the default of gathering.linger. A longer wait would delay reads by more
+// than a statement saves.
 func lingerBy(usual time.Duration) time.Duration { return min(usual/lingerShare, lingerMost) }
 
 // single is the state of a read that goes on alone.
@@ -134,6 +137,7 @@ func (g *gathering) read(ctx context.Context, ref *schema.BlobRef) (*buffer, sin
 	if g == nil || by.attempt > 0 || ref.Size == 0 || ref.Size > gatherLargest || g.keys() < 2 {
 		return nil, by, nil
 	}
+	// A statement is for one host, so only reads of the same first replica share one.
 	host := g.hostOf(ref)
 	if host == nil {
 		return nil, by, nil
@@ -146,6 +150,7 @@ func (g *gathering) read(ctx context.Context, ref *schema.BlobRef) (*buffer, sin
 		by.began = time.Now()
 		return nil, by, nil
 	}
+	// From here on the read waits for the statement that it joins, or leaves it.
 	m := &joined{ref: *ref, ended: make(chan struct{})}
 	st := g.joinLocked(host, m)
 	host.mu.Unlock()
@@ -342,6 +347,8 @@ func (st *statement) send() (moved bool) {
 	}
 	g.statements.Add(1)
 	g.shared.Add(int64(len(answer.members)))
+	// The statement is routed by its first key. The other keys have the same host as
+	// first replica.
 	first := &answer.members[0].ref.Key
 	r := newReading(st.context, selectGathered, int(total))
 	r.bind(keysOf(answer.members))
@@ -460,6 +467,8 @@ type boundKeys []byte
 // MarshalCQL implements gocql.Marshaler.
 func (k boundKeys) MarshalCQL(gocql.TypeInfo) ([]byte, error) { return k, nil }
 
+// keysOf encodes the members' keys as a list, in the native protocol's form: a count,
+// then for each key its length and its bytes.
 func keysOf(members []*joined) boundKeys {
 	k := make(boundKeys, 0, 4+len(members)*(4+len(schema.Key{})))
 	k = binary.BigEndian.AppendUint32(k, uint32(len(members)))

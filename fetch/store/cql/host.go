@@ -45,6 +45,7 @@ const (
 	usualWeight = 16
 )
 
+// newHost returns the state of a host that gets its full share.
 func newHost(st *steering, info *gocql.HostInfo) *host {
 	h := &host{info: info, steering: st, gone: make(chan struct{}), gathered: gathered{conns: st.conns}}
 	h.share.Store(fullShare)
@@ -83,6 +84,7 @@ func (h *host) isSilent(now time.Duration, r *reading) bool {
 	return silent
 }
 
+// sent records that a read was sent to the host.
 func (h *host) sent(now time.Duration) {
 	h.mu.Lock()
 	if !h.owes {
@@ -140,6 +142,7 @@ func (h *host) answer(now time.Duration) {
 	}
 }
 
+// remove records that the host has left the cluster. Its probes end.
 func (h *host) remove() {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -214,6 +217,7 @@ const (
 // Classes of sizes: less than 16 KiB, 128 KiB, 512 KiB, and more.
 const sizeClasses = 4
 
+// sizeClass returns the class of a size in bytes.
 func sizeClass(size int) int {
 	switch n := bits.Len(uint(size)); {
 	case n <= 14:
@@ -264,6 +268,7 @@ func (p *pace) note(st *steering, class int, sent, now time.Duration, err error)
 	p.classes[class].add(took, now)
 }
 
+// add records a latency, in place of the oldest one.
 func (l *latencies) add(took, now time.Duration) {
 	l.took[l.at] = took
 	l.at = (l.at + 1) % paceKept
@@ -272,7 +277,7 @@ func (l *latencies) add(took, now time.Duration) {
 	l.last = now
 }
 
-// median is known if there are enough latencies.
+// median returns the median of the last latencies; false if there are too few.
 func (l *latencies) median() (time.Duration, bool) {
 	if l.kept < paceFew {
 		return 0, false
@@ -282,7 +287,7 @@ func (l *latencies) median() (time.Duration, bool) {
 	return sorted[l.kept/2], true
 }
 
-// restart drops the latencies.
+// restart drops the latencies, and those of reads that were sent before now.
 func (p *pace) restart(now time.Duration) { *p = pace{since: now} }
 
 // compare compares the latencies of hosts, if it is time to, and sets their shares. Reads do not block each other
@@ -350,6 +355,7 @@ func (h *host) judge(now time.Duration, r *reading) {
 		h.mu.Unlock()
 		return
 	}
+	// The classes of sizes are weighted by their numbers of recent reads.
 	slow := took > allowed
 	ask := false
 	switch {
@@ -377,7 +383,7 @@ func (h *host) judge(now time.Duration, r *reading) {
 	}
 }
 
-// shareLocked sets the share.
+// shareLocked sets the share, and counts the hosts without their full share.
 func (h *host) shareLocked(share int32) {
 	before := h.share.Swap(share)
 	switch {
@@ -486,7 +492,7 @@ func (st *steering) repeatAt(ctx context.Context, h *host, r *reading) error {
 	return q.Iter().Close()
 }
 
-// patience is the timeout of a probe.
+// patience is the timeout of a probe: long enough to see an answer that is only slow.
 func (h *host) patience() time.Duration {
 	h.mu.Lock()
 	defer h.mu.Unlock()

@@ -106,7 +106,8 @@ func Init(ctx context.Context, uri string, opts InitOptions) error {
 	return nil
 }
 
-// create creates what is missing.
+// create creates the keyspace and the tables that are missing, and then the state of
+// collections.
 func (s *Store) create(ctx context.Context, replication Replication) (err error) {
 	session, v, err := s.inspect(ctx)
 	if err != nil {
@@ -133,12 +134,13 @@ func (s *Store) create(ctx context.Context, replication Replication) (err error)
 	return protocol.Found(ctx, database{s})
 }
 
-// survey is what a process has to know of a cluster before it can open a session on the keyspace.
+// survey is what a process has to know of a cluster before it opens a session on the
+// keyspace.
 type survey struct {
 	dc          string         // that requests prefer
 	nodes       map[string]int // per datacenter
 	exists      bool           // the keyspace exists
-	replication Replication    // of the keyspace
+	replication Replication    // of the keyspace; set if it exists
 	tables      map[string]string
 	answered    time.Duration // upper bound of the node's answer time, some round trips
 }
@@ -257,6 +259,7 @@ func (s *Store) createKeyspace(ctx context.Context, session *gocql.Session, v *s
 			}
 		}
 	}
+	// An existing keyspace is never altered: that needs a repair of the data afterwards.
 	if v.exists {
 		if len(want) > 0 && v.replication[""] == 0 && !maps.Equal(want, v.replication) {
 			return fmt.Errorf("%w: keyspace %s is there and has the replication %s, not %s; ALTER KEYSPACE changes it",
@@ -270,6 +273,8 @@ func (s *Store) createKeyspace(ctx context.Context, session *gocql.Session, v *s
 	if len(want) == 0 {
 		return &NoReplicationError{Keyspace: s.config.Keyspace, DC: v.dc, Nodes: v.nodes}
 	}
+	// The replication is written for each datacenter by name, so that a new datacenter
+	// gets replicas only if an operator says so.
 	var options strings.Builder
 	for _, dc := range slices.Sorted(maps.Keys(want)) {
 		fmt.Fprintf(&options, ", '%s': %d", strings.ReplaceAll(dc, "'", "''"), want[dc])
@@ -283,13 +288,15 @@ func (s *Store) createKeyspace(ctx context.Context, session *gocql.Session, v *s
 	return s.inspectKeyspace(ctx, session, v)
 }
 
-// replicationOf reads the keyspace's replication from the servers' catalog, nil if there is no such keyspace.
+// replicationOf reads the keyspace's replication from the servers' catalog; nil if the
+// keyspace does not exist.
 func (s *Store) replicationOf(ctx context.Context, session *gocql.Session) (options map[string]string, err error) {
 	q := session.Query("SELECT replication FROM system_schema.keyspaces WHERE keyspace_name = ?", s.config.Keyspace)
 	_, err = s.row(ctx, q, "system_schema.keyspaces", "look at the keyspace", &options)
 	return options, err
 }
 
+// inspectKeyspace reads the keyspace's replication and the comments of its tables into v.
 func (s *Store) inspectKeyspace(ctx context.Context, session *gocql.Session, v *survey) error {
 	replication, err := s.replicationOf(ctx, session)
 	if replication == nil || err != nil {

@@ -76,6 +76,7 @@ func movingRetries(n int) gocql.RetryPolicy {
 	return struct{ gocql.RetryPolicy }{&gocql.SimpleRetryPolicy{NumRetries: n}}
 }
 
+// tls returns the TLS configuration of the address. The files are read for each session.
 func (c *Config) tls() (*tls.Config, error) {
 	config := &tls.Config{
 		MinVersion:         tls.VersionTLS12,
@@ -203,6 +204,8 @@ func connect(ctx, life context.Context, cl *gocql.ClusterConfig, ready func()) (
 	defer d.end(context.Canceled) // for dials still in flight
 	stop := context.AfterFunc(ctx, func() { d.end(context.Cause(ctx)) })
 	defer stop()
+	// The driver hides the session while it is being opened. The policy is the one part
+	// that gets it.
 	policy := &introduced{HostSelectionPolicy: own.PoolConfig.HostSelectionPolicy}
 	if policy.HostSelectionPolicy == nil { // of a single host
 		policy.HostSelectionPolicy = gocql.RoundRobinHostPolicy()
@@ -214,6 +217,7 @@ func connect(ctx, life context.Context, cl *gocql.ClusterConfig, ready func()) (
 		if d.open(life) {
 			return session, nil
 		}
+		// The opening was cancelled at the last moment.
 		err = context.Cause(d.ended)
 	}
 	if policy.session != nil {
@@ -249,6 +253,7 @@ type dialing struct {
 	conns  []net.Conn // made so far, without some that were closed
 }
 
+// begin sets the dialer of the connections.
 func (d *dialing) begin(dialer Dialer) {
 	d.dialer = dialer
 	d.ended, d.cancel = context.WithCancelCause(context.Background())
@@ -355,6 +360,8 @@ type opening struct {
 func (l *later) get(ctx, ending context.Context, name string, open func(context.Context) (*gocql.Session, error),
 ) (*gocql.Session, error) {
 	l.mu.Lock()
+	// The session is opened in a goroutine of its own, so that it does not end with the
+	// first caller.
 	o := l.known[name]
 	if o == nil {
 		o = &opening{ended: make(chan struct{})}

@@ -2,4 +2,5 @@
 
 package cql
 
+// adviseHuge does nothing: other systems have no such advice.
 func adviseHuge([]byte) {}

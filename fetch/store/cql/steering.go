@@ -64,6 +64,7 @@ const (
 	mostTurns = 8
 )
 
+// newSteering returns the steering of a new session on a keyspace.
 func (s *Store) newSteering(keyspace string) *steering {
 	start := time.Now()
 	st := &steering{
@@ -132,6 +133,7 @@ func (st *steering) RemoveHost(info *gocql.HostInfo) {
 	}
 }
 
+// host returns the state of a host, and creates it if needed.
 func (st *steering) host(info *gocql.HostInfo) *host {
 	if h, ok := st.hosts.Load(info); ok {
 		return h.(*host)
@@ -140,7 +142,8 @@ func (st *steering) host(info *gocql.HostInfo) *host {
 	return h.(*host)
 }
 
-// seen is the steering whose reads show the state of hosts.
+// seen is the steering that watches reads: the session's own, or that of the session that
+// reads blobs.
 func (st *steering) seen() *steering {
 	if st.reads != nil {
 		return st.reads
@@ -180,6 +183,8 @@ func (st *steering) Pick(q gocql.ExecutableQuery) gocql.NextHost {
 	if seen := st.seen(); seen.silent.Load() == 0 && seen.partial.Load() == 0 {
 		return next
 	}
+	// Requests other than reads of blobs keep the driver's order, with avoided hosts
+	// moved to the end.
 	var late []gocql.SelectedHost
 	return func() gocql.SelectedHost {
 		for {
@@ -256,6 +261,9 @@ func (s *selected) Mark(err error) {
 	}
 }
 
+// begin determines the order of hosts for an attempt: replicas in the order of the ring
+// from the attempt's own on, then those from which this read was moved away, then what
+// the driver proposes, and silent hosts last.
 func (r *route) begin(st *steering, read *reading, q gocql.ExecutableQuery) {
 	*r = route{steering: st, read: read, attempt: r.attempt, draw: r.draw, query: inOrder{q}}
 	r.asked.route = r
@@ -269,6 +277,8 @@ func (r *route) begin(st *steering, read *reading, q gocql.ExecutableQuery) {
 	if replicas == 1 || r.attempt == 0 && st.partial.Load() == 0 {
 		return
 	}
+	// The replicas are taken out of the driver's order one by one. Other hosts stay in it
+	// behind them.
 	now := st.now()
 	var order, behind [mostTurns]gocql.SelectedHost
 	passed := 0

@@ -90,6 +90,7 @@ func Open(ctx context.Context, uri string, opts Options) (*Store, error) {
 	return s, nil
 }
 
+// open connects, checks that there is a store, and starts the protocol.
 func open(ctx context.Context, config *Config, opts Options) (_ *Store, err error) {
 	opts.ensureDefaults()
 	s := newStore(config, opts)
@@ -125,6 +126,7 @@ func open(ctx context.Context, config *Config, opts Options) (_ *Store, err erro
 			err = errors.Join(err, s.Store.Close())
 		}
 	}()
+	// Both are needed before the first read, and each is a round trip.
 	g, within := errgroup.WithContext(ctx)
 	g.Go(func() error { return s.loadAttached(within) })
 	g.Go(func() error { return s.recount(within) })
@@ -137,6 +139,7 @@ func open(ctx context.Context, config *Config, opts Options) (_ *Store, err erro
 	return s, nil
 }
 
+// ensureDefaults sets fields that are zero to their defaults.
 func (o *Options) ensureDefaults() {
 	if o.Logger == nil {
 		o.Logger = slog.Default()
@@ -163,7 +166,7 @@ func (s *Store) join(ctx context.Context, v *survey) (err error) {
 	return err
 }
 
-// newStore makes the parts that need no server.
+// newStore makes the parts of a store that need no server.
 func newStore(config *Config, opts Options) *Store {
 	s := &Store{
 		config: config, options: opts, log: opts.Logger,
@@ -200,7 +203,8 @@ func (s *Store) enter(ctx context.Context) error {
 // connections that it is making, with servers that do not answer for half a minute.
 const closeAfter = time.Second
 
-// Close implements store.Store. A running collection is stopped.
+// Close implements store.Store. It stops a running collection. Probes and gathered
+// statements end before the sessions are closed.
 func (s *Store) Close() error {
 	s.end()
 	err := s.Store.Close()
@@ -212,6 +216,7 @@ func (s *Store) Close() error {
 	s.closed = true
 	s.asking.Wait()
 	s.gathering.running.Wait()
+	// No request is in flight any more, so cutting connections loses nothing.
 	patience := time.AfterFunc(closeAfter, s.disconnect)
 	defer patience.Stop()
 	s.later.close()
@@ -236,7 +241,7 @@ func (s *Store) serialLevel() gocql.Consistency {
 	return gocql.Consistency(gocql.Serial) //nolint:unconvert // of another type in gocql itself
 }
 
-// exec runs an idempotent statement.
+// exec runs an idempotent statement without a result.
 func (s *Store) exec(ctx context.Context, q *gocql.Query, table, doing string) error {
 	return s.rows(ctx, q, table, doing, func(scanner) error { return nil })
 }
@@ -274,8 +279,9 @@ func (s *Store) GC(ctx context.Context, opts store.GCOptions, inUse func() []*sc
 	return report, err
 }
 
-// census is the known number of blobs. They are not counted for its own sake: the last collection counted them, and
-// this process has added some since.
+// census is the number and size of the blobs, as far as known: what the last collection
+// counted, and what this process has added or removed since. It is safe for concurrent
+// use.
 type census struct {
 	mu           sync.Mutex
 	blobs, bytes int64 // as counted
@@ -284,6 +290,7 @@ type census struct {
 	failed       time.Time // when the last request failed
 }
 
+// add counts blobs that were stored, or, with negative numbers, removed.
 func (n *census) add(blobs, bytes int64) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -294,7 +301,8 @@ func (n *census) add(blobs, bytes int64) {
 // censusWait bounds how long Stats waits for the server.
 const censusWait = 3 * time.Second
 
-// censusPause is how long Stats sends no request after a failure. Otherwise every scrape of metrics would wait.
+// censusPause is how long Stats makes no request after one has failed. Otherwise every
+// scrape of metrics would wait for a server that is down.
 const censusPause = 30 * time.Second
 
 // recount reads the result of the last collection.
@@ -314,7 +322,8 @@ func (s *Store) recount(ctx context.Context) error {
 	return err
 }
 
-// Stats implements store.Store. It does not notice what other processes add or remove until the next collection.
+// Stats implements store.Store. Changes by other processes are included after the next
+// collection.
 func (s *Store) Stats() store.Stats {
 	n := &s.census
 	n.mu.Lock()

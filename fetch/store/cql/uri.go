@@ -144,6 +144,8 @@ func ParseURI(uri string) (*Config, error) {
 	}
 	slices.Sort(names) // so that the first of several mistakes is always the same
 	for _, name := range names {
+		// A password in the address would appear in logs and process lists, so such names
+		// are refused.
 		set, ok := parameters[name]
 		switch {
 		case strings.Contains(strings.ToLower(name), "password") && !ok:
@@ -183,10 +185,12 @@ func (c *Config) connsPerHost(hosts int, answered time.Duration) int {
 	if c.Conns > 0 {
 		return c.Conns
 	}
+	// The number is for all hosts of the datacenter together, and is divided among them.
 	near := max(nearConns, nearConnsPerProcessor*runtime.GOMAXPROCS(0), int(answered/connPer))
 	return max(leastConns, (min(mostConns, near)+hosts-1)/max(1, hosts))
 }
 
+// parseHosts parses the list of hosts into Hosts and Port.
 func (c *Config) parseHosts(list string) error {
 	const want = "HOST[:PORT], several joined by commas"
 	port := ""
@@ -261,6 +265,7 @@ var parameters = map[string]func(c *Config, value string) (want string){
 	},
 }
 
+// parameterNames lists the names of all parameters, sorted.
 func parameterNames() []string {
 	names := make([]string, 0, len(parameters))
 	for name := range parameters {
@@ -274,6 +279,8 @@ func parameterNames() []string {
 var consistencies = []gocql.Consistency{gocql.LocalOne, gocql.One, gocql.Two, gocql.Three, gocql.LocalQuorum,
 	gocql.Quorum, gocql.All}
 
+// consistency parses a consistency level. Like the parsers below, it returns what would
+// be right, or "" if the value is.
 func consistency(c *gocql.Consistency, v string) string {
 	var names []string
 	for _, level := range consistencies {
@@ -286,6 +293,7 @@ func consistency(c *gocql.Consistency, v string) string {
 	return "one of " + strings.Join(names, ", ")
 }
 
+// text parses a text without control characters.
 func text(s *string, v, want string) string {
 	if v == "" || strings.ContainsFunc(v, func(r rune) bool { return r < ' ' || r == 0x7f }) {
 		return want
@@ -300,6 +308,7 @@ func secured(c *Config, s *string, v, want string) string {
 	return text(s, v, want)
 }
 
+// integer parses an integer in a range.
 func integer(n *int, v string, least, most int) string {
 	got, err := strconv.Atoi(v)
 	if err != nil || got < least || got > most {
@@ -309,6 +318,7 @@ func integer(n *int, v string, least, most int) string {
 	return ""
 }
 
+// duration parses a duration in a range.
 func duration(d *time.Duration, v string, least, most time.Duration) string {
 	got, err := time.ParseDuration(v)
 	if err != nil || got < least || got > most {
@@ -318,6 +328,7 @@ func duration(d *time.Duration, v string, least, most time.Duration) string {
 	return ""
 }
 
+// flag parses a switch.
 func flag(b *bool, v string) string {
 	switch v {
 	case "1", "true":
@@ -330,6 +341,7 @@ func flag(b *bool, v string) string {
 	return ""
 }
 
+// bad is the error of a parameter, with the value quoted if it is one word.
 func bad(field, got, want string) error {
 	if field != "parameters" && got != "" && !strings.Contains(got, " ") {
 		got = quoted(got)
