@@ -123,6 +123,7 @@ func (c *AlterCmd) byRows(ctx context.Context, app *App) (out altered, err error
 	if err != nil {
 		return out, err
 	}
+	// Commit "message" makes the server wait for finish. Split is for inserted rows only.
 	put := putOptions{Dataset: c.Dataset, Split: c.Split, Mode: "merge", Commit: "message", On: c.On, Missing: c.Missing,
 		DropColumns: c.DropColumn}
 	if c.Delete {
@@ -139,6 +140,7 @@ func (c *AlterCmd) byRows(ctx context.Context, app *App) (out altered, err error
 			return out, err
 		}
 	}
+	// The server counts the rows by what became of them.
 	end, err := up.finish()
 	r := end.last
 	return altered{r.Dataset, r.Snapshot, r.Changed, r.Matched, r.Inserted, r.Ignored, r.Deleted, end.notes}, err

@@ -34,6 +34,7 @@ type AttachCmd struct {
 	SaveEvery   time.Duration   `default:"30s" placeholder:"DURATION" help:"How often what was read is put down, for an attachment that is interrupted to go on from (${default}); 0: never."`
 	Update      bool            `help:"Look for what is new, changed and gone since the dataset was attached, read only that, and make a snapshot of what there is now. URL and the other flags are those of before, and need not be named."`
 
+	// The remaining flags are for tables only. attachObjects rejects them.
 	Metadata     string `group:"Tables in Scylla or Cassandra" placeholder:"KEYSPACE.TABLE" help:"Table with more columns of the same samples, under the same uuids."`
 	SplitColumn  string `group:"Tables in Scylla or Cassandra" placeholder:"NAME" help:"Text column that names each row's split."`
 	Media        string `group:"Tables in Scylla or Cassandra" enum:",image,audio" default:"" help:"What the blobs are: image or audio."`
@@ -77,6 +78,7 @@ func (c *AttachCmd) Run(ctx context.Context, app *App) error {
 	if !c.isTable(addr) {
 		return c.attachObjects(ctx, app, addr)
 	}
+	// kong cannot check flags that depend on each other.
 	if c.SkipExisting && c.Mode != "append" {
 		return usagef("--skip-existing goes with --mode append: only there are rows that exist")
 	}
@@ -93,6 +95,7 @@ func (c *AttachCmd) attach(ctx context.Context, app *App, store *cql.Store) erro
 	// The bar shows thousandths of the token range, because the number of rows is
 	// unknown.
 	bar := app.progress("", 1000, "‰")
+	// The name of the dataset defaults to the table's, without the keyspace.
 	snap, report, err := store.Attach(ctx, cql.AttachOptions{
 		Dataset: cmp.Or(c.Dataset, c.From[strings.IndexByte(c.From, '.')+1:]), Data: c.From, Metadata: c.Metadata, Columns: c.Columns,
 		Split: c.Split, SplitColumn: c.SplitColumn, Media: c.Media,
@@ -113,6 +116,7 @@ func (c *AttachCmd) attach(ctx context.Context, app *App, store *cql.Store) erro
 			cql.AttachReport
 		}{snap.Dataset, snap.Number, report})
 	}
+	// With --skip-existing an attachment without new rows makes no snapshot.
 	if report.Rows == 0 {
 		app.Notef("%s@%d has all %s already", snap.Dataset, snap.Number, plural(report.Skipped, "row"))
 		return nil

@@ -38,6 +38,8 @@ import (
 // The JSON is compared as text. A new field therefore needs omitempty, or all datasets
 // would be read again after an upgrade.
 type reading struct {
+	// The fields are those flags of ReadFlags that change rows, in the order of reading
+	// below.
 	URL         string            `json:"url"`
 	Format      string            `json:"format"`
 	Split       string            `json:"split,omitempty"`
@@ -174,6 +176,7 @@ func (c *AttachCmd) attachObjects(ctx context.Context, app *App, addr string) (e
 		return err
 	}
 	defer func() { err = errors.Join(err, st.Close()) }()
+	// The base is read before the URL is known, because the base may have it.
 	a := &attachment{cmd: c, store: st, begun: time.Now()}
 	if err := a.findBase(ctx); err != nil {
 		return err
@@ -379,6 +382,7 @@ func (a *attachment) writeIndexes(ctx context.Context, app *App, files *source.F
 // have changed, it opens the source again without kept shards, and reads everything.
 func (a *attachment) open(ctx context.Context, app *App) (source.Source, *source.Reader, error) {
 	c := a.cmd
+	// Decide is called by the source after it has an estimate, and before it reads.
 	from := c.sourceOptions()
 	from.Decide, from.Index, from.Inventory = c.decide, c.Index, c.Inventory
 	from.TokenBlobs = true // blobs of tokens stay in place as well
@@ -491,6 +495,7 @@ func (a *attachment) bases(ctx context.Context) (all []*attach.Rows, err error) 
 // set no marks left the sets of the snapshot before, which are compared, down to the one
 // that the first of several appends has added to.
 func (a *attachment) asAttached(ctx context.Context) (bool, error) {
+	// Sets without a blob are the store's own, and no objects.
 	attached := func(snap *schema.Snapshot) (all []schema.SetRef) {
 		for _, ref := range snap.Sets {
 			if ref.Blob != (schema.BlobRef{}) {
@@ -537,6 +542,7 @@ func (a *attachment) estimate(app *App, e source.Estimate) {
 	if err != nil || e.Files == 0 {
 		return
 	}
+	// With a base, rows may be kept, so that the estimate is an upper bound.
 	most := ""
 	if a.base != nil {
 		most = "at most "

@@ -105,8 +105,10 @@ func (s *saved) write(ctx context.Context, b *source.Batch, refs [][]*schema.Blo
 	if s.ended {
 		return nil
 	}
+	// The time is read once for a batch: batches are short.
 	due := time.Now().After(s.due)
 	begin := 0 // first row that is not written yet
+	// put writes the rows from begin to end. The writer is opened by the first of them.
 	put := func(end int) error {
 		if begin == end {
 			return nil

@@ -106,6 +106,7 @@ func (c *AuthCheckCmd) Run(app *App) error {
 	if err != nil {
 		return err
 	}
+	// Rules name callers without a name "anonymous"; the server knows them by "".
 	who := policy.Caller{Principal: c.Principal, Groups: c.Group}
 	if who.Principal == "anonymous" {
 		who.Principal = ""
@@ -178,6 +179,7 @@ func (c *AuthLintCmd) Run(app *App) error {
 	if err != nil {
 		return err
 	}
+	// The form FILE:LINE: is what editors jump to.
 	show := func(path, what string, n int, found []policy.Finding) error {
 		for _, f := range found {
 			if err := app.Printf("%s:%d: %s\n", path, f.Line, printable(f.Message)); err != nil {

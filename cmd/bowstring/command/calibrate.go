@@ -49,6 +49,8 @@ func (c *CalibrateCmd) Validate() error {
 // calibrationFile is the file that calibrate writes. Its first four fields are the rates,
 // which bowstring-lab simulate --rates reads.
 type calibrationFile struct {
+	// Uncertainty is by the name of the rate. Server, Dataset and At describe the
+	// measurement for later readers.
 	fetch.Rates
 	Uncertainty map[string]fetch.Uncertain `json:"uncertainty,omitempty"`
 	Server      string                     `json:"server,omitempty"`
@@ -58,6 +60,7 @@ type calibrationFile struct {
 
 // calibrated is the answer of the calibrate action.
 type calibrated struct {
+	// CPU is the server's CPU time since its start, in nanoseconds.
 	fetch.Calibration
 	Dataset string `json:"dataset"`
 	CPU     int64  `json:"cpu_ns"`
@@ -84,6 +87,7 @@ func (c *CalibrateCmd) Run(ctx context.Context, app *App) error {
 		if found.Uncertainty == nil {
 			found.Uncertainty = map[string]fetch.Uncertain{}
 		}
+		// Each of the two measurements gets half of the time.
 		m := &serving{client: client, found: &found, each: time.Duration(c.Seconds * float64(time.Second) / 2)}
 		if err := m.measure(ctx); err != nil {
 			return err
@@ -251,6 +255,8 @@ func (m *serving) cpu(ctx context.Context) (time.Duration, error) {
 // Each pass is a job of its own that reads to its end. The server then prefetches nothing
 // for a next epoch, which would use CPU time too.
 func (m *serving) serve(ctx context.Context, r schema.Request, positions []int64) (p servedPart, err error) {
+	// The server's counters before and after give the share of time that streams waited
+	// for data.
 	before, err := actOne[flight.Stats](ctx, m.client, "stats", struct{}{})
 	if err != nil {
 		return p, err
@@ -266,6 +272,7 @@ func (m *serving) serve(ctx context.Context, r schema.Request, positions []int64
 	// blobs.
 	for i := range calibrateStreams {
 		own := r
+		// A selection of positions must be in ascending order.
 		own.Selection = &schema.SelectionRef{}
 		for k := i; k < len(positions); k += calibrateStreams {
 			own.Selection.Positions = append(own.Selection.Positions, positions[k])

@@ -93,6 +93,7 @@ func (f *clusterFlags) part(d *auth.Authenticator, sources *auth.Sources, log *s
 	p := &clusterPart{name: f.Cluster, node: f.Node, zone: f.Zone, protocol: f.PeerProtocol,
 		plaintext: f.PeerPlaintext || !d.Encrypts(), egress: admission.NewEgress(limits)}
 	if p.node == "" {
+		// In Kubernetes this is the pod's name, which a StatefulSet keeps over restarts.
 		host, err := os.Hostname()
 		if err != nil {
 			return nil, fmt.Errorf("--node: the name of this machine is not known: %w", err)
@@ -207,6 +208,7 @@ func (f *clusterFlags) described(id string, listen net.Addr, encrypted bool, spi
 	n := layout.Node{ID: id, Address: f.Advertise, Zone: f.Zone, Weight: f.NodeRanks,
 		Capacity: spill.Capacity(spillBytes)}
 	if n.Address == "" {
+		// A listener on all addresses has no address that others could use.
 		tcp, ok := listen.(*net.TCPAddr)
 		if !ok || tcp.IP.IsUnspecified() {
 			return n, usagef("--advertise: the server listens on %s, which is no address that others could reach: "+
@@ -596,6 +598,8 @@ func (c *ServeCmd) obey(ctx context.Context, app *App, n *node, id string) bool 
 		if !n.members.Ordered() {
 			continue
 		}
+		// Two contexts: draining ends when the order is removed, and bounded with the
+		// timeout as well.
 		draining, end := context.WithCancelCause(ctx)
 		bounded, cancel := context.WithTimeoutCause(draining, c.HandoverTimeout, errHandover)
 		left := make(chan error, 1)

@@ -15,10 +15,14 @@ import (
 
 // CopyCmd is bowstring copy.
 type CopyCmd struct {
+	// The two stores are arguments and not --store, because neither of them is the one
+	// that other commands work on.
 	From     string       `arg:"" type:"store" help:"Store to copy from."`
 	To       string       `arg:"" type:"store" help:"Store to copy to, which is made if there is none."`
 	Datasets []datasetRef `arg:"" optional:"" name:"dataset[@n]" help:"Datasets: the newest snapshot of each, or number or tag N."`
 
+	// Each of these flags deviates from the default, under which a copy changes nothing
+	// that the destination has.
 	All          bool   `help:"Copy all there is of the datasets, of all if none is named: every snapshot, its selections, and which numbers were given out. This is a backup, and the way back from one."`
 	Selections   bool   `help:"Also copy the selections of the snapshots."`
 	MoveTags     bool   `help:"Have tags that TO has for other snapshots name the copies (default: they stay)."`
@@ -69,6 +73,8 @@ func (c *CopyCmd) Run(ctx context.Context, app *App) (err error) {
 	begun := time.Now()
 	done, err := c.send(ctx, app, from, to, snaps)
 	if err != nil {
+		// Blobs without a snapshot are garbage until the copy is complete. The next run
+		// finds them.
 		if done.Sent > 0 {
 			app.Notef("%s went over and are kept until the next gc; the same command goes on from here",
 				plural(done.Sent, "blob"))
@@ -98,6 +104,7 @@ func (c *CopyCmd) check() error {
 // an error.
 func (c *CopyCmd) send(ctx context.Context, app *App, from, to store.Store,
 	snaps []*schema.Snapshot) (maintenance.Copied, error) {
+	// The total is unknown before the manifests are read.
 	bar := app.progress("copy", 1, "bytes")
 	defer func() { _ = bar.Exit() }() // drawing is best effort
 	return maintenance.Copy(ctx, from, to, snaps, maintenance.CopyOptions{
@@ -119,6 +126,7 @@ func (c *CopyCmd) print(app *App, done *maintenance.Copied, seconds float64) err
 			Seconds float64 `json:"seconds"`
 		}{done, seconds})
 	}
+	// A snapshot may have another number in the destination, with --renumber.
 	out := tableOf("DATASET", ">SNAPSHOT", ">ROWS", "")
 	for _, s := range done.Snapshots {
 		state := "copied"

@@ -26,6 +26,8 @@ type DescribeCmd struct {
 // description is the answer of the describe action. Fields that this program does not use
 // are left out, and --json prints the server's text itself.
 type description struct {
+	// Parent is the number of the snapshot that this one was made from, and 0 for none.
+	// Snapshots are the numbers of all snapshots.
 	Dataset  string    `json:"dataset"`
 	Snapshot int64     `json:"snapshot"`
 	Parent   int64     `json:"parent"`
@@ -50,6 +52,8 @@ type description struct {
 
 // column is a column in the answer of the describe action.
 type column struct {
+	// Media, Classes and Bytes are set for columns to which they apply. Bytes is of a
+	// blob column.
 	Name     string   `json:"name"`
 	Type     string   `json:"type"`
 	Nullable bool     `json:"nullable"`
@@ -95,6 +99,7 @@ func (d *description) print(out io.Writer) error {
 	for i, n := range d.Snapshots {
 		snapshots[i] = strconv.FormatInt(n, 10)
 	}
+	// A table without a heading has rows of a name and a value.
 	var facts, splits, columns table
 	facts.add("dataset", d.Dataset)
 	facts.add("snapshot", fmt.Sprintf("%d (there are %s)", d.Snapshot, strings.Join(snapshots, ", ")))
@@ -107,6 +112,7 @@ func (d *description) print(out io.Writer) error {
 	}
 	facts.add("rows", humanize.Comma(d.Rows))
 	facts.add("blobs", humanize.IBytes(uint64(d.BlobBytes)))
+	// Only data that was attached without being read has a proof.
 	if d.Proof != nil {
 		facts.add("checksums", proofText(d.Proof))
 	}
@@ -151,6 +157,7 @@ func (c *column) details() string {
 		details = append(details, humanize.IBytes(uint64(c.Bytes)))
 	}
 	if n := len(c.Classes); n > 0 {
+		// ImageNet has 1,000 classes, which would fill screens.
 		const shown = 8
 		names := slices.Clone(c.Classes[:min(n, shown)])
 		if n > shown {

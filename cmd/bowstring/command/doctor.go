@@ -40,6 +40,7 @@ configured with: the spill's disk, certificates near their end, rules, the audit
 
 // Run prints all findings, and returns an error if one of them is a problem.
 func (c *DoctorCmd) Run(ctx context.Context, app *App) error {
+	// An argument may name a store that serve does not use.
 	addr := c.Address
 	if addr == "" {
 		var err error
@@ -47,6 +48,7 @@ func (c *DoctorCmd) Run(ctx context.Context, app *App) error {
 			return err
 		}
 	}
+	// The store's findings come first, and the machine's after them.
 	found, err := examine(ctx, addr, app.quietLog())
 	if err != nil {
 		return err
@@ -123,6 +125,7 @@ func printFindings(app *App, found store.Findings) error {
 // few small reads show them. It logs no warnings; bowstring doctor shows them.
 func logProblems(ctx context.Context, app *App, dir string, served store.Store) {
 	var found store.Findings
+	// A store with its own check is remote; a directory is checked from outside.
 	if far, ok := store.As[interface {
 		Examine(ctx context.Context) store.Findings
 	}](served); ok {
@@ -218,6 +221,7 @@ func thisSetup(app *App) (*setup, error) {
 func (s *setup) examine() (f store.Findings) {
 	s.checkFiles(&f)
 	s.checkWindows(&f)
+	// The other half is for the heap, uploads and evaluation.
 	if s.memory > 0 && s.window > s.memory/2 {
 		f.Warning(checkMemory, "lower serve.window-memory to a quarter of it, or raise the limit of the control group",
 			"windows may take %s of the %s that the process may use", humanize.IBytes(uint64(s.window)),
@@ -345,6 +349,7 @@ func (s *setup) checkSpill(f *store.Findings) {
 	default:
 		f.OK(checkSpill, "%s is on a disk of this machine", s.spill)
 	}
+	// Bavail is what users other than root may use.
 	free := int64(st.Bavail) * st.Bsize
 	says := fmt.Sprintf("%s of %s free", humanize.IBytes(uint64(free)), humanize.IBytes(st.Blocks*uint64(st.Bsize)))
 	if free < s.keepFree {
@@ -375,6 +380,7 @@ func (s *setup) spins(dir string) bool {
 // checkCertificate checks when the first certificate of a file expires. A file has a
 // chain, and clients reject it when any of it has expired.
 func (s *setup) checkCertificate(f *store.Findings, key, path string) {
+	// A key in the same file is skipped.
 	rest, err := os.ReadFile(path)
 	if err != nil {
 		f.Problem(checkCertificate, "name a file in PEM by "+key, "%s: %v", key, err)

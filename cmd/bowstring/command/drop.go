@@ -29,6 +29,7 @@ func (c *DropCmd) Run(ctx context.Context, app *App) error {
 			if err != nil {
 				return err
 			}
+			// A dataset without a snapshot or tag means all of its snapshots.
 			what := fmt.Sprintf("dataset %s with %s", d.Dataset, plural(int64(len(d.Snapshots)), "snapshot"))
 			if c.Dataset.pinned() {
 				what = fmt.Sprintf("snapshot %s of %s", c.Dataset, plural(d.Rows, "row"))
@@ -95,6 +96,8 @@ func (c *GCCmd) Run(ctx context.Context, app *App) error {
 	if c.JSON {
 		return printJSON(app.Stdout, r)
 	}
+	// In a store of segments, live blobs are moved out of segments with dead ones, so
+	// that FreedBytes may be less than DeadBytes.
 	size := func(n int64) string { return humanize.IBytes(uint64(n)) }
 	text := fmt.Sprintf("live   %s, %s\ndead   %s, %s\n", plural(r.LiveBlobs, "blob"), size(r.LiveBytes),
 		plural(r.DeadBlobs, "blob"), size(r.DeadBytes))

@@ -24,6 +24,8 @@ import (
 // ExplainCmd is bowstring explain. The server computes the prediction; this command
 // prints it.
 type ExplainCmd struct {
+	// The flags of the request are those of get. The others describe the job and the
+	// cluster that the prediction assumes.
 	requestFlags
 	Batch  int64         `placeholder:"N" help:"Rows of a global batch (default: the server's)."`
 	Ranks  int64         `default:"1" placeholder:"N" help:"Ranks that share each batch (default: ${default})."`
@@ -95,6 +97,7 @@ func (c *ExplainCmd) request() schema.Request {
 // values.
 type explainBody struct {
 	schema.Request
+	// Units are in the names: durations in milliseconds and sizes in bytes.
 	PaceMS      float64      `json:"pace_ms,omitempty"`
 	Epochs      int64        `json:"epochs,omitempty"`
 	Nodes       int64        `json:"nodes,omitempty"`
@@ -113,6 +116,7 @@ func (c *ExplainCmd) Run(ctx context.Context, app *App) error {
 		CacheBytes: c.Cache.bytes, WindowBytes: int64(c.Window), LookMS: c.Look.Milliseconds(),
 		Step: c.Step,
 	}
+	// The server uses these rates instead of its own.
 	if c.Rates != "" {
 		r, err := readRates(c.Rates)
 		if err != nil {
@@ -153,6 +157,7 @@ func readRates(path string) (*fetch.Rates, error) {
 // printExplained prints a prediction for people. Errors of the single lines are ignored:
 // the tables between them return the error of the same writer.
 func printExplained(w io.Writer, e *flight.Explained) error {
+	// The head repeats the conditions, because a prediction is only valid for them.
 	c, p := &e.Conditions, e.Prediction
 	fmt.Fprintf(w, "%s  %s of %s, batches of %s for %s, %s, pace %s\n", printable(e.Dataset), plural(c.Rows, "sample"),
 		humanize.IBytes(uint64(c.RowBytes)),
@@ -163,12 +168,14 @@ func printExplained(w io.Writer, e *flight.Explained) error {
 	fmt.Fprintf(w, "limited by the %s: %s\n", p.Limit, printable(p.Because))
 	fmt.Fprintf(w, "first batch after %s, %s samples/s in all, %s, %s of them waiting\n\n",
 		millis(p.FirstBatchMS), rateOf(p.SamplesPerSec), seconds(p.Seconds), seconds(p.WaitSeconds))
+	// An unmeasured rate counts as unlimited, so that the prediction is optimistic.
 	if len(e.Unknown) > 0 {
 		fmt.Fprintf(w, "not measured, and taken to limit nothing: %s; calibrate measures it\n\n",
 			printable(strings.Join(e.Unknown, ", ")))
 	}
 	// A first epoch has an empty cache and later ones have not, so that each has a row.
 	t := tableOf("NODES", "EPOCH", ">SAMPLES/S", ">SECONDS", ">WAITS", ">HITS", "LIMIT")
+	// More nodes follow after the cluster as it is, two lines each.
 	row := func(nodes int64, name string, e *predict.Epoch) {
 		t.add(humanize.Comma(nodes), name, rateOf(e.SamplesPerSec), seconds(e.Seconds), seconds(e.WaitSeconds),
 			percent(&e.HitShare), string(e.Limit)+": "+e.Because)
@@ -218,6 +225,7 @@ func printMixture(w io.Writer, e *flight.Explained) error {
 		*e.SeenAt))
 	for i := range e.Mixture {
 		s := &e.Mixture[i]
+		// FirstPass is nil for a source that is larger than what the job reads of it.
 		first := "never"
 		if s.FirstPass != nil {
 			first = humanize.Comma(*s.FirstPass)
@@ -233,6 +241,8 @@ func printBill(w io.Writer, b *flight.Bill) error {
 	fmt.Fprintf(w, "\n%s of the blobs are in buckets (by a sample of %s); list prices of %s, bytes go %s\n",
 		percent(&b.Share), humanize.Comma(int64(b.Looked)), printable(b.Dated), b.Transfer)
 	for _, one := range b.Buckets {
+		// A limit is learned from refused requests, or else the published one of the
+		// cloud.
 		how := "any number of reads a second, as far as is known"
 		if one.PerSecond > 0 {
 			how = count(one.PerSecond) + " reads a second, by what the cloud says"
@@ -247,6 +257,7 @@ func printBill(w io.Writer, b *flight.Bill) error {
 	t := tableOf("ALL EPOCHS", ">REQUESTS", ">BYTES", ">FOR REQUESTS", ">FOR BYTES", ">IN ALL", ">AT LEAST")
 	for i := range b.Plans {
 		p := &b.Plans[i]
+		// Hours is the least time in which the bucket's limits allow that many requests.
 		hours := "any"
 		if p.Hours > 0 {
 			hours = seconds(3600 * p.Hours)
@@ -257,6 +268,7 @@ func printBill(w io.Writer, b *flight.Bill) error {
 	if err := t.print(w); err != nil {
 		return err
 	}
+	// Transfers are listed in a constant order; a map has none.
 	for _, way := range object.Transfers() {
 		if m, ok := b.Elsewhere[way]; ok {
 			fmt.Fprintf(w, "bytes of this run would cost %s if they went %s\n", dollars(m), way)
@@ -284,6 +296,7 @@ func dollars(m object.Money) string {
 func printRunning(w io.Writer, r *flight.Running) error {
 	fmt.Fprintf(w, "\nit runs since %s: %s, %s epoch\n", r.Since.Local().Format(time.DateTime),
 		plural(int64(r.Streams), "stream"), r.Epoch)
+	// The prediction at the measured hit rate shows whether the cache or a rate differs.
 	t := tableOf("", ">PREDICTED", ">AT THESE HITS", ">MEASURED")
 	t.add("samples/s", rateOf(r.Predicted), rateOf(r.Expected), count(r.Samples))
 	if err := t.print(w); err != nil {

@@ -121,6 +121,7 @@ func (c *ReadFlags) readOptions(dataset string) source.ReadOptions {
 // none.
 func (c *ReadFlags) into(ctx context.Context, app *App, sum *summary, src source.Source, reader *source.Reader,
 	to sink) (err error) {
+	// The list is written also if the import fails: it says why.
 	bad := badList{path: c.BadList}
 	defer func() { err = errors.Join(err, bad.Close()) }()
 
@@ -207,6 +208,7 @@ func (c *ReadFlags) read(ctx context.Context, app *App, src source.Source, reade
 				return err
 			}
 		}
+		// Bad samples move the bar as well, or it would never reach its end.
 		bar.Describe(what + sum.soFar())
 		_ = bar.Add(len(b.Keys) + len(b.Bad))
 		if c.ProgressLines && time.Since(said) >= progressEvery {
@@ -245,6 +247,7 @@ func (c *ImportCmd) open(ctx context.Context, app *App, src source.Source, reade
 	if err != nil {
 		return nil, err
 	}
+	// The sink owns writer and store only if both were opened.
 	w, err := ingest.New(ctx, store, ingest.Options{
 		Dataset: c.Dataset, Source: src.Describe(), Schema: reader.Schema(), Mode: mode, Workers: c.Workers,
 		Drop: c.DropColumn,
@@ -328,6 +331,7 @@ func (s *summary) add(b *source.Batch) {
 	n := int64(len(b.Keys))
 	s.Rows += n
 	s.Bytes += b.Bytes
+	// Extents are in the order of the rows, so that a file's rows follow one another.
 	for _, column := range b.At {
 		for _, at := range column {
 			if !at.IsZero() && at.File != s.file {
@@ -377,6 +381,8 @@ func (s *summary) print(app *App, asJSON bool) error {
 	if asJSON {
 		return printJSON(app.Stdout, s)
 	}
+	// The first line says what became of the dataset. The others have a name in the first
+	// column.
 	samples, from := humanize.Comma(s.Rows)+" samples", printable(s.Source)
 	var b strings.Builder
 	switch {
@@ -588,6 +594,7 @@ func (s *uploadSink) send(rec arrow.Record) error {
 // it.
 func (s *uploadSink) record(b *source.Batch) arrow.Record {
 	mem := memory.DefaultAllocator
+	// The order of the columns is that of openUpload's schema.
 	ids := array.NewFixedSizeBinaryBuilder(mem, schema.IDField().Type.(*arrow.FixedSizeBinaryType))
 	defer ids.Release()
 	for _, id := range b.IDs {

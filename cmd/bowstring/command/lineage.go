@@ -49,6 +49,8 @@ func (c *LineageCmd) Validate() error {
 // lineageResult is one result of the lineage action: a header with the other nodes, a
 // job, or a piece of the share of a rank.
 type lineageResult struct {
+	// Others is set in the header. First and Last are when the first and the last stream
+	// of a job began.
 	Others []string `json:"others,omitempty"`
 	heldShare
 	World   int64     `json:"world"`
@@ -84,6 +86,8 @@ func (s *heldShare) of() string {
 // positions in the rank's share; streams that were cut off and continued make several
 // pieces. Stands is false for pieces that another stream handed out again.
 type heldShare struct {
+	// The field Of is the number of rows of the rank's share. Positions and IDs have the
+	// same order; IDs may be shorter if they are unknown.
 	Job       string       `json:"job,omitempty"`
 	Dataset   string       `json:"dataset,omitempty"`
 	Snapshot  int64        `json:"snapshot,omitempty"`
@@ -135,6 +139,7 @@ func (c *LineageCmd) Run(ctx context.Context, app *App) error {
 // only its own streams. A node that cannot be asked is reported and skipped: an
 // incomplete answer is better than none.
 func (c *LineageCmd) ask(ctx context.Context, app *App) ([]lineageResult, error) {
+	// Fields that are nil mean all.
 	body := struct {
 		Job   string  `json:"job,omitempty"`
 		Step  *int64  `json:"step,omitempty"`
@@ -143,6 +148,8 @@ func (c *LineageCmd) ask(ctx context.Context, app *App) ([]lineageResult, error)
 	}{c.Job, c.Step, c.Epoch, c.Rank}
 	list := []lineageResult{}
 	var others []string
+	// take collects the results of one server. Only the header of the first one has the
+	// others.
 	take := func(node string) func(lineageResult) error {
 		return func(r lineageResult) error {
 			if r.Job == "" {
@@ -238,6 +245,7 @@ func (c *LineageCmd) jobs(app *App, list []lineageResult) error {
 	out := tableOf("JOB", "DATASET", ">STREAMS", ">ROWS", ">RANKS", "ORDER", "FIRST STREAM", "LAST STREAM")
 	for i := range list {
 		j := &list[i]
+		// A job whose servers kept no record of its rows has none here.
 		rows := "-"
 		if j.Rows > 0 {
 			rows = humanize.Comma(j.Rows)
@@ -253,6 +261,7 @@ func (c *LineageCmd) jobs(app *App, list []lineageResult) error {
 // source, so that it is compared only with samples of the same source.
 func (c *LineageCmd) step(app *App, list []lineageResult) error {
 	columns := []string{">RANK", ">ROW", ">POSITION", "ID", "NOTE"}
+	// The source has columns only for a mixture.
 	mixed := len(list) > 0 && list[0].Sources != nil
 	if mixed {
 		columns = slices.Insert(columns, 2, "SOURCE", ">ITS EPOCH")

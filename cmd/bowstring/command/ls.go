@@ -66,6 +66,7 @@ func (c *LsCmd) Run(ctx context.Context, app *App) error {
 	}
 	lines := []listed{}
 	err := app.with(ctx, false, func(client *client) error {
+		// Without criteria the server lists all datasets that the caller may see.
 		var criteria []byte
 		if c.Dataset != "" {
 			var err error
@@ -90,6 +91,7 @@ func (c *LsCmd) Run(ctx context.Context, app *App) error {
 				return fmt.Errorf("%s: the listing is not what this version of bowstring expects: %w", client.target,
 					err)
 			}
+			// The split may be in the path of the descriptor only.
 			if path := info.GetFlightDescriptor().GetPath(); len(path) > 1 && l.Split == "" {
 				l.Split = path[1]
 			}
@@ -97,6 +99,7 @@ func (c *LsCmd) Run(ctx context.Context, app *App) error {
 			if l.Bytes < 0 && l.Error == "" {
 				l.size(ctx, client)
 			}
+			// A list of JSON is empty and not null.
 			if l.Tags == nil {
 				l.Tags = []store.Tag{}
 			}
@@ -112,6 +115,7 @@ func (c *LsCmd) Run(ctx context.Context, app *App) error {
 	out := tableOf("DATASET", "SPLIT", ">SNAPSHOT", ">ROWS", ">BYTES", "TAGS")
 	var broken []error
 	for _, l := range lines {
+		// A damaged dataset has a line as well, with ? and its error at the end.
 		rows, bytes := humanize.Comma(l.Rows), humanize.IBytes(uint64(max(l.Bytes, 0)))
 		if l.Error != "" {
 			rows, bytes = "?", "?"
@@ -124,6 +128,8 @@ func (c *LsCmd) Run(ctx context.Context, app *App) error {
 
 // cached is the output of ls --cache.
 type cached struct {
+	// BudgetBytes and HeldBytes are of the disk, index and dead space included. Bytes is
+	// of the blobs alone.
 	Policy      string          `json:"policy"`
 	BudgetBytes int64           `json:"budget_bytes"`
 	HeldBytes   int64           `json:"held_bytes"` // of the disk
@@ -177,6 +183,7 @@ func (c *LsCmd) collect(st fetch.Stats, decision *scale.Decision) cached {
 		Policy: st.Spill.Policy, BudgetBytes: st.Spill.BudgetBytes, HeldBytes: st.Spill.HeldBytes,
 		Entries: st.Spill.Entries, Bytes: st.Spill.Bytes, Datasets: []cachedDataset{}, Scale: decision,
 	}
+	// A job belongs to the snapshot that it reads.
 	jobs := map[string][]fetch.JobStats{}
 	for _, j := range st.Jobs {
 		jobs[j.Dataset] = append(jobs[j.Dataset], j)
@@ -226,6 +233,7 @@ func percent(rate *float64) string {
 
 // print prints a line for each dataset, and below it one for each of its jobs.
 func (c *cached) print(app *App) error {
+	// A job's line has the columns of its snapshot, as far as they make sense for it.
 	out := tableOf("DATASET", ">ENTRIES", ">BYTES", ">HITS", ">MISSES", ">HIT RATE", ">EVICTED", ">SAVED")
 	for _, d := range c.Datasets {
 		out.add(d.Dataset, humanize.Comma(d.Entries), humanize.IBytes(uint64(d.Bytes)),

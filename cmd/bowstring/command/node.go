@@ -113,6 +113,8 @@ func newNode(ctx context.Context, dir string, create bool, l limits, far Far, lo
 	}
 	var layouts fetch.Layouts // an interface that is nil, and does not hold a nil pointer, without a cluster
 	var others *peers.Tier
+	// Members exist before the tier, because the tier asks them where nodes are. A
+	// failure from here on releases what is open.
 	if l.cluster != nil {
 		if n.members, err = membersOf(store, l.cluster.name, log); err == nil {
 			n.egress = l.cluster.egress
@@ -143,6 +145,8 @@ func newNode(ctx context.Context, dir string, create bool, l limits, far Far, lo
 		return nil, errors.Join(err, n.release())
 	}
 	if n.spill != nil {
+		// The scaler changes the spill's budget between the two limits while the engine
+		// runs.
 		n.scaler, err = scale.New(scale.Options{
 			Cache: n.spill, Future: future, Dir: l.spill.dir, Demand: n.engine.Demand,
 			MinBytes: l.spill.minBytes, MaxBytes: l.spill.bytes, KeepFree: l.spill.keepFree, Logger: log,
@@ -195,10 +199,13 @@ func (n *node) serve(l net.Listener) {
 // It waits for all goroutines of the node. The error wraps errCut if calls had to be
 // cancelled.
 func (n *node) close(ctx context.Context) error {
+	// Shutdown returns an error if it had to cancel calls. The store is closed all the
+	// same.
 	var cut error
 	if err := n.server.Shutdown(ctx); err != nil {
 		cut = fmt.Errorf("%w: %w", errCut, err)
 	}
+	// Serve returns, because Shutdown closes the listener.
 	served := <-n.served
 	return errors.Join(cut, served, n.observation.close(), n.release())
 }
@@ -313,6 +320,7 @@ func (c *spillConfig) open(log *slog.Logger) (*spill.Cache, *spill.Future, error
 	if err != nil {
 		return nil, nil, err
 	}
+	// A spill keeps its blobs over restarts. The log shows what it began with.
 	st := cache.Stats()
 	log.Info("spill opened", "directory", c.dir, "budget", humanize.IBytes(uint64(c.bytes)), "min_budget",
 		humanize.IBytes(uint64(c.minBytes)),

@@ -123,6 +123,7 @@ func (c *observeFlags) open(ctx context.Context, app *App, d *auth.Authenticator
 	}
 	about.AdminGuesses = o.guesses
 	about.Cluster = func() *metrics.Cluster { return o.node.clusterNow() }
+	// Both listeners can have a certificate, and each expires on its own.
 	ends := map[string]func() time.Time{}
 	if d.Encrypts() {
 		ends["flight"] = d.CertificateEnds
@@ -237,6 +238,7 @@ func (o *observation) start(ctx context.Context, n *node) error {
 	if !o.flags.NoConsole {
 		var err error
 		viewers := console.Options{Server: n.server, Token: o.options.Token, Logger: o.app.Log}
+		// Without a token the console asks for none.
 		if viewers.Token != nil {
 			viewers.CheckToken = o.checkToken
 		}

@@ -15,6 +15,7 @@ type RetainCmd struct {
 	Of       string   `arg:"" name:"store" type:"store" help:"Store to drop snapshots from."`
 	Datasets []string `arg:"" optional:"" name:"dataset" help:"Datasets (default: all there are)."`
 
+	// Last and Within are rules: a snapshot stays if either of them keeps it.
 	Last   int           `placeholder:"N" help:"Keep the newest N snapshots of each dataset."`
 	Within time.Duration `placeholder:"DURATION" help:"Keep snapshots that were made so long ago at most, such as 720h."`
 	DryRun bool          `help:"Only say what would be dropped."`
@@ -43,6 +44,7 @@ func (c *RetainCmd) Run(ctx context.Context, app *App) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, s.Close()) }()
+	// Each snapshot has a fate, also one that stays, so that the output explains why.
 	fates, err := maintenance.Retain(ctx, s, c.Datasets, maintenance.Retention{Last: c.Last, Within: c.Within,
 		Now:    time.Now(),
 		DryRun: c.DryRun})

@@ -165,6 +165,8 @@ func (s *running) configure(ctx context.Context) (err error) {
 			Sources:               auth.NewSources(s.SourceGrace, s.app.Log),
 		},
 	}
+	// From here on the order is: buckets, spill, authentication, cluster, local clients,
+	// policies, records, and the observation. A later one may need an earlier one.
 	l, to := &s.limits, &s.limits.flight
 	if l.buckets, err = parseBuckets(s.Buckets); err != nil {
 		return fmt.Errorf("--buckets: %w", err)
@@ -200,6 +202,7 @@ func (s *running) configure(ctx context.Context) (err error) {
 	if local := to.Shm; local != nil {
 		s.opened = append(s.opened, local.Close)
 	}
+	// Policies are read before the records, so that a wrong file leaves no new directory.
 	if err := s.openPolicy(); err != nil {
 		return err
 	}
@@ -278,6 +281,8 @@ func (s *running) open(ctx context.Context) (_ net.Listener, err error) {
 	if err != nil {
 		return nil, errors.Join(err, s.observed.close())
 	}
+	// It listens after the store is open: a client that connects earlier would wait
+	// without an answer.
 	listener, err := s.listen(ctx)
 	if err != nil {
 		return nil, errors.Join(err, s.observed.close(), s.node.release())
@@ -345,6 +350,7 @@ func (s *running) serve(ctx context.Context, listener net.Listener) error {
 	if err := s.observed.start(ctx, n); err != nil {
 		return errors.Join(err, s.drain(ctx, time.Now()))
 	}
+	// The address is the real one, also for port 0.
 	address := uriOf(listener.Addr(), s.limits.flight.Auth.Encrypts())
 	if err := s.announce(address); err != nil {
 		return errors.Join(err, s.drain(ctx, time.Now()))
@@ -412,6 +418,7 @@ func (s *running) until(ctx context.Context, idle, ordered <-chan struct{}) time
 	case <-ordered:
 	case <-idle:
 		s.app.Log.InfoContext(ctx, "no client was connected, and --exit-when-idle is over", "for", s.ExitWhenIdle)
+	// The listener has failed. The value is put back, because close waits for it too.
 	case failed := <-s.node.served:
 		s.node.served <- failed // close reports it
 	case <-ctx.Done():
@@ -533,6 +540,7 @@ func (f *authFlags) open(ctx context.Context, app *App, sources *auth.Sources, a
 	if o.TLS == (auth.TLSOptions{MinVersion: o.TLS.MinVersion}) && !o.Authenticates() {
 		return nil, nil
 	}
+	// Only a server with secrets needs this.
 	withoutCore(ctx, app)
 	return auth.New(ctx, o)
 }
@@ -565,6 +573,7 @@ func (c *ServeCmd) collect(ctx context.Context, app *App, engine *fetch.Engine, 
 	opts := store.GCOptions{BytesPerSecond: float64(c.GCRate)}
 	nowAndThen(ctx, c.GCEvery, func(ctx context.Context) {
 		start := time.Now()
+		// The engine protects the snapshots that streams read.
 		report, err := engine.GC(ctx, opts)
 		switch {
 		case ctx.Err() != nil:

@@ -21,6 +21,7 @@ import (
 type level int
 
 const (
+	// The order is the precedence, from the lowest to the highest.
 	fromDefault level = iota
 	fromFile
 	fromEnv
@@ -93,6 +94,7 @@ func loadSettings(ctx *kong.Context, partial bool) (settings, error) {
 	s := settings{partial: partial, known: map[string]*kong.Flag{}, file: map[string]*yaml.Node{}, flags: map[*kong.Flag]bool{}}
 	eachSetting(ctx.Model.Node, "", func(key string, f *kong.Flag) {
 		s.known[key] = f
+		// keys keeps the order, which a map loses. Templates and listings need it.
 		s.keys = append(s.keys, key)
 	})
 	var err error
@@ -154,6 +156,7 @@ func trusted(path string, info fs.FileInfo) error {
 // because a misspelled limit would otherwise be no limit.
 func (s *settings) read(data []byte) error {
 	var doc yaml.Node
+	// The file is decoded into nodes, which have lines for messages.
 	if err := yaml.Unmarshal(data, &doc); err != nil {
 		return fmt.Errorf("%s: %s", s.path, strings.TrimPrefix(err.Error(), "yaml: "))
 	}
@@ -171,6 +174,7 @@ func (s *settings) readMapping(node *yaml.Node, prefix string) error {
 	if node.Kind != yaml.MappingNode {
 		return s.fault(node, "want settings of the form name: value")
 	}
+	// YAML forbids duplicate keys, but the decoder of nodes accepts them.
 	seen := map[string]bool{}
 	for i := 0; i+1 < len(node.Content); i += 2 {
 		name, value := node.Content[i], node.Content[i+1]
@@ -223,6 +227,7 @@ func (s *settings) check(key string, f *kong.Flag, node *yaml.Node) error {
 	if err != nil {
 		return err
 	}
+	// kong's mapper writes to any variable of the type.
 	trial := reflect.New(f.Target.Type()).Elem()
 	scan := kong.Scan().PushTyped(value, kong.FlagValueToken)
 	if err := f.Mapper.Decode(&kong.DecodeContext{Value: f.Value, Scan: scan}, trial); err != nil {
@@ -288,6 +293,7 @@ func (s settings) Validate(*kong.Application) error { return nil }
 // Resolve implements kong.Resolver. kong calls it for flags that are not on the command
 // line, also if the environment sets them; the environment takes precedence.
 func (s settings) Resolve(_ *kong.Context, _ *kong.Path, f *kong.Flag) (any, error) {
+	// The file has few settings, so that a search is fast enough.
 	for key, node := range s.file {
 		if s.known[key] != f {
 			continue

@@ -26,6 +26,8 @@ All ranks of the job obey the change at the same step, on all servers of a store
 
 // mixtureRun is the part of the answers of the actions steer and runs that is shown.
 type mixtureRun struct {
+	// Settled is the number of steps whose weights cannot change any more. Step is the
+	// step at which a change takes effect; it is nil in a list.
 	Dataset string                 `json:"dataset"`
 	Run     string                 `json:"run"`
 	Owner   string                 `json:"owner,omitempty"`
@@ -45,6 +47,7 @@ func (c *SteerCmd) Run(ctx context.Context, app *App) error {
 	if err != nil {
 		return err
 	}
+	// The server chooses the step: only it knows which steps its streams have served.
 	done, err := ask[mixtureRun](ctx, app, "steer", struct {
 		Dataset string             `json:"dataset"`
 		Run     string             `json:"run"`
@@ -72,6 +75,7 @@ func (c *SteerCmd) weights() (map[string]float64, error) {
 	}
 	weights := map[string]float64{}
 	for _, given := range c.Weights {
+		// The server checks the values.
 		name, text, _ := strings.Cut(given, "=")
 		weight, err := strconv.ParseFloat(text, 64)
 		if err != nil || name == "" {

@@ -37,6 +37,8 @@ type StoreCmd struct {
 
 // StoreInitCmd is bowstring store init.
 type StoreInitCmd struct {
+	// Replication is of a keyspace, and Endpoint of a bucket. Run rejects them for other
+	// stores.
 	Replication string   `placeholder:"N|DC=N,…" help:"Replicas of a keyspace that is yet to be made: a number, in the datacenter that the address prefers, or one for each datacenter. Asked for on a terminal."`
 	Endpoint    []string `placeholder:"URL" sep:"none" help:"A further endpoint of the bucket, as http://HOST:PORT. That it keeps conditional writes is proven over all of them together. May be given several times."`
 }
@@ -95,6 +97,7 @@ func (c *StoreInitCmd) initBucket(ctx context.Context, app *App, addr string) er
 func (c *StoreInitCmd) initKeyspace(ctx context.Context, app *App, addr string) error {
 	options := cql.InitOptions{Logger: app.quietLog()}
 	text := c.Replication
+	// The loop asks again only if the keyspace still lacks a replication.
 	for {
 		if text != "" {
 			var err error
@@ -238,6 +241,7 @@ func openBelow(ctx context.Context, addr string, create bool, far Far, buckets o
 	}
 	// local.Open would create a store in an empty directory.
 	if !create {
+		// A directory that does not exist has no entries, and is an error below.
 		entries, err := os.ReadDir(addr)
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return nil, fmt.Errorf("store: %w", err)
@@ -429,6 +433,7 @@ func openIdleSpill(dir string, log *slog.Logger) (*spill.Cache, error) {
 // the priority by thread, and new threads inherit it from the thread that creates them.
 // Errors are ignored: without the priority the command works too.
 func lowestPriority() {
+	// Other systems than Linux lack /proc, and keep the normal priority.
 	threads, err := os.ReadDir("/proc/self/task")
 	if err != nil {
 		return

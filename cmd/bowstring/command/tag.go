@@ -57,6 +57,7 @@ func askTags(ctx context.Context, app *App, action string, asJSON bool, verb str
 
 // list prints the tags of a dataset, or of all datasets.
 func (c *TagCmd) list(ctx context.Context, app *App) error {
+	// Without a dataset the server lists the tags of all.
 	body := map[string]string{}
 	if c.Snapshot.Name != "" {
 		body["dataset"] = c.Snapshot.String()

@@ -22,6 +22,8 @@ import (
 // TakeCmd is bowstring take. It uses DoExchange, which returns samples by position or id
 // in the order of the request. A DoGet would return them in the order of a job.
 type TakeCmd struct {
+	// Positions and ID are alternatives. Positions are of the snapshot; an id is the same
+	// in all snapshots.
 	Dataset   datasetRef `arg:"" name:"dataset[@n]" help:"Dataset, of which the newest snapshot, or number or tag N."`
 	Positions []int64    `arg:"" optional:"" name:"position" help:"Positions of the samples, from 0."`
 	ID        []sampleID `name:"id" placeholder:"UUID" help:"Ids of the samples, instead of positions."`
@@ -60,6 +62,7 @@ func (c *TakeCmd) Run(ctx context.Context, app *App) error {
 		}
 		columns := c.Columns
 		if c.To != "" {
+			// A folder can be imported again, which takes the id and the split.
 			columns = exportColumns(&d, columns)
 		} else if len(columns) == 0 {
 			columns = []string{schema.PositionColumn}
@@ -103,6 +106,7 @@ func (c *TakeCmd) show(ctx context.Context, app *App, client *client, snapshot i
 		var names []string
 		for _, f := range s.Fields() {
 			names = append(names, strings.ToUpper(f.Name))
+			// A label is shown by its class, which is text.
 			out.numbers = append(out.numbers, schema.Classes(f) == nil && arrow.IsInteger(f.Type.ID()) ||
 				arrow.IsFloating(f.Type.ID()))
 		}
@@ -118,6 +122,7 @@ func (c *TakeCmd) show(ctx context.Context, app *App, client *client, snapshot i
 				out.add(cells...)
 				continue
 			}
+			// The record is valid only during this call.
 			rows = append(rows, export.Row(rec, row))
 		}
 		return true, nil
@@ -143,6 +148,7 @@ func (c *TakeCmd) take(ctx context.Context, client *client, snapshot int64, colu
 	if err != nil {
 		return err
 	}
+	// If one side fails, ctx ends the call, and with it the other side.
 	group, ctx := errgroup.WithContext(ctx)
 	stream, err := client.DoExchange(ctx)
 	if err != nil {
@@ -156,6 +162,7 @@ func (c *TakeCmd) take(ctx context.Context, client *client, snapshot int64, colu
 // ask sends the positions or ids. It returns nil if the server ended the call, because
 // the reader gets the reason.
 func (c *TakeCmd) ask(stream arrowflight.FlightService_DoExchangeClient, command []byte) error {
+	// A request has one column: positions or ids.
 	var keys arrow.Array
 	field := arrow.Field{Name: schema.PositionColumn, Type: arrow.PrimitiveTypes.Int64}
 	if len(c.Positions) > 0 {
@@ -179,6 +186,7 @@ func (c *TakeCmd) ask(stream arrowflight.FlightService_DoExchangeClient, command
 	writer.SetFlightDescriptor(&arrowflight.FlightDescriptor{Type: arrowflight.DescriptorCMD, Cmd: command})
 	for start := 0; start < keys.Len(); start += takeBatch {
 		end := min(keys.Len(), start+takeBatch)
+		// The slice shares the buffers of keys.
 		part := array.NewSlice(keys, int64(start), int64(end))
 		rec := array.NewRecord(s, []arrow.Array{part}, int64(end-start))
 		err := writer.Write(rec)
@@ -204,6 +212,7 @@ func cell(f arrow.Field, column arrow.Array, row int) string {
 		if f.Name == schema.IDColumn {
 			return schema.FormatID(schema.ID(c.Value(row)))
 		}
+	// A blob may have offsets of 64 or of 32 bits.
 	case *array.LargeBinary:
 		return fmt.Sprintf("(%s)", plural(int64(len(c.Value(row))), "byte"))
 	case *array.Binary:
@@ -219,6 +228,7 @@ func cell(f arrow.Field, column arrow.Array, row int) string {
 // className returns the name of the class of a label, and "" if f is no label.
 func className(f arrow.Field, label string) string {
 	classes := schema.Classes(f)
+	// A label is stored as its index in the list of classes.
 	var i int
 	if _, err := fmt.Sscanf(label, "%d", &i); err != nil || i < 0 || i >= len(classes) {
 		return ""

@@ -57,9 +57,11 @@ func (c *TokenCreateCmd) Run(app *App) error {
 	}
 	t := auth.Token{Principal: c.Principal, Groups: c.Group}
 	if len(c.Tenant) > 0 {
+		// The first tenant is the default of the token's calls.
 		t.Tenant, t.Tenants = c.Tenant[0], c.Tenant[1:]
 	}
 	if c.Expires > 0 {
+		// Seconds are enough, and the file stays readable.
 		t.Expires = time.Now().Add(time.Duration(c.Expires)).UTC().Truncate(time.Second)
 	}
 	token, err := auth.AddToken(path, &t)
@@ -71,6 +73,7 @@ func (c *TokenCreateCmd) Run(app *App) error {
 		until = "until " + t.Expires.Format(time.RFC3339)
 	}
 	app.Notef("token %s of %s is good %s; it is shown this once", t.ID, t.Principal, until)
+	// Only the token goes to standard output, for a script that stores it.
 	return app.Printf("%s\n", token)
 }
 
@@ -110,6 +113,7 @@ func (c *TokenListCmd) Run(app *App) error {
 	if err != nil {
 		return err
 	}
+	// The line has no hash: it is of no use to an operator.
 	type line struct {
 		ID        string    `json:"id"`
 		Principal string    `json:"principal"`
@@ -149,6 +153,7 @@ func (l *lifetime) UnmarshalText(text []byte) error {
 		*l = 0
 		return nil
 	}
+	// ParseDuration knows no days, so that its error is replaced.
 	d, err := time.ParseDuration(s)
 	if days, ok := strings.CutSuffix(s, "d"); ok {
 		var n int

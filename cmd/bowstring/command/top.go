@@ -39,6 +39,8 @@ func (c *TopCmd) Run(ctx context.Context, app *App) error {
 		return usagef("top looks at a running server: name it by --server")
 	}
 	return app.with(ctx, false, func(client *client) error {
+		// An observation is the server's counters. top keeps two of them, and the server
+		// nothing.
 		observe := func() (*watch.Observation, error) {
 			st, err := actOne[flight.Stats](ctx, client, "stats", struct{}{})
 			return &watch.Observation{At: time.Now(), Stats: st}, err
@@ -55,6 +57,7 @@ func (c *TopCmd) Run(ctx context.Context, app *App) error {
 			}
 			before = after
 		}
+		// With --once, an interrupt is an error: there is no output.
 		if ctx.Err() != nil && !c.Once {
 			return nil // Ctrl-C is the usual end
 		}
@@ -65,6 +68,7 @@ func (c *TopCmd) Run(ctx context.Context, app *App) error {
 // show prints a view. On a terminal it replaces the view before.
 func (c *TopCmd) show(app *App, v *watch.View) error {
 	if c.JSON {
+		// One object on each line can be read while top runs.
 		line, err := json.Marshal(v)
 		if err != nil {
 			return err
@@ -76,6 +80,7 @@ func (c *TopCmd) show(app *App, v *watch.View) error {
 	if err := printView(v, &text); err != nil {
 		return err
 	}
+	// A pipe gets each view after the other, without control sequences.
 	if f, ok := app.Stdout.(*os.File); ok && !c.Once && term.IsTerminal(int(f.Fd())) {
 		width, height, err := term.GetSize(int(f.Fd()))
 		if err != nil {
@@ -93,6 +98,7 @@ func screen(text string, width, height int) string {
 	lines := strings.Split(strings.TrimSuffix(text, "\n"), "\n")
 	var b strings.Builder
 	b.WriteString("\x1b[H")
+	// A line that is too long is cut, because the terminal would wrap it and scroll.
 	for i, line := range lines[:min(len(lines), max(height-1, 1))] {
 		if i > 0 {
 			b.WriteString("\r\n")
@@ -116,6 +122,7 @@ func printView(v *watch.View, w io.Writer) error {
 	if v.Draining {
 		state = ", draining"
 	}
+	// The head has the totals of the server, in four lines.
 	spill := "no spill"
 	if v.SpillBudget > 0 {
 		spill = fmt.Sprintf("spill %s of %s, %s of bytes from it", humanize.IBytes(uint64(v.SpillHeld)),
@@ -131,6 +138,7 @@ func printView(v *watch.View, w io.Writer) error {
 	if err != nil {
 		return err
 	}
+	// Jobs first, because a user looks for a job and not for its streams.
 	jobs := tableOf("JOB", "DATASET", ">STREAMS", ">EPOCH", ">DONE", ">LEFT", ">SPILL")
 	for _, j := range v.Jobs {
 		left := "-"

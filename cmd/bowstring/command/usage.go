@@ -29,9 +29,12 @@ tenant has used; who has the right admin on all datasets sees everything. What s
 // Run prints the usage by day, tenant and dataset. Without --since it is of 30 days,
 // including today.
 func (c *UsageCmd) Run(ctx context.Context, app *App) error {
+	// The server applies the filters, and the caller's rights: it returns only tenants
+	// that the caller may see.
 	body := map[string]string{}
 	since := c.Since
 	if since == "" {
+		// Days are in UTC, as on the server. 29 days before today and today are 30.
 		since = time.Now().UTC().AddDate(0, 0, -29).Format(time.DateOnly)
 	}
 	for name, v := range map[string]string{"tenant": c.Tenant, "dataset": c.Dataset, "since": since, "until": c.Until} {
@@ -43,6 +46,8 @@ func (c *UsageCmd) Run(ctx context.Context, app *App) error {
 	if err != nil {
 		return err
 	}
+	// A negative count would be a bug of the server; max keeps it from becoming a huge
+	// number.
 	out := tableOf("DAY", "TENANT", "DATASET", ">STREAMS", ">ROWS", ">SENT", ">FROM STORE", ">RECEIVED", ">HOURS",
 		">REQUESTS", ">COST")
 	for _, e := range list {

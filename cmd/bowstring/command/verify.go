@@ -22,6 +22,7 @@ type VerifyCmd struct {
 	Of       string       `arg:"" name:"store" type:"store" help:"Store to verify."`
 	Datasets []datasetRef `arg:"" optional:"" name:"dataset[@n]" help:"Datasets with all their snapshots, or single snapshots (default: all there are)."`
 
+	// Rate, Workers and Memory limit the load on a store that serves meanwhile.
 	Rate         size   `placeholder:"SIZE" help:"Read at most this many bytes a second, such as 200MB (default: no limit)."`
 	Workers      int    `default:"32" placeholder:"N" help:"Blobs read at once (default: ${default})."`
 	Memory       size   `default:"256MiB" placeholder:"SIZE" help:"Memory for the list of blobs; where it is not enough, the manifests are read several times (default: ${default})."`
@@ -55,6 +56,7 @@ func (c *VerifyCmd) Run(ctx context.Context, app *App) (err error) {
 	if c.Workers < 1 {
 		return usagef("--workers: got %d, want 1 or more", c.Workers)
 	}
+	// A verification takes hours, and must not slow down a server on the same machine.
 	lowestPriority()
 	src, err := openStore(ctx, c.Of, false, app.quietLog())
 	if err != nil {
@@ -63,6 +65,8 @@ func (c *VerifyCmd) Run(ctx context.Context, app *App) (err error) {
 	defer func() { err = errors.Join(err, src.Close()) }()
 	opts := maintenance.VerifyOptions{Rate: int64(c.Rate), Workers: c.Workers, EveryReplica: c.EveryReplica,
 		Resume: c.Resume}
+	// Without --repair the places are still searched, and the output says where whole
+	// copies are.
 	if c.Repair {
 		opts.Repair = src
 	}
@@ -86,10 +90,12 @@ func (c *VerifyCmd) Run(ctx context.Context, app *App) (err error) {
 		defer func() { err = errors.Join(err, other.Close()) }()
 		opts.Elsewhere = append(opts.Elsewhere, maintenance.Place{Name: c.From, Get: other.Get})
 	}
+	// The snapshots are read once here. Snapshots that are made later are not verified.
 	scope, err := c.scope(ctx, src)
 	if err != nil {
 		return err
 	}
+	// The time does not include reading the list of snapshots.
 	begun := time.Now()
 	if found.Verification, err = c.verify(ctx, app, scope, opts); err != nil {
 		return err
@@ -161,6 +167,7 @@ func (c *VerifyCmd) fromStore(ctx context.Context, scope maintenance.Scope, othe
 	}
 	var names []maintenance.Name
 	for _, d := range list {
+		// Other datasets of the other store cannot be copies of these.
 		if slices.ContainsFunc(scope.Snapshots, func(snap *schema.Snapshot) bool { return snap.Dataset == d.Name }) {
 			names = append(names, maintenance.Name{Dataset: d.Name})
 		}
@@ -217,6 +224,7 @@ func (c *VerifyCmd) print(app *App, v *verified) error {
 		return printJSON(app.Stdout, v)
 	}
 	out := table{numbers: []bool{false, true}}
+	// A store without damage prints no table at all.
 	if len(v.Damaged) > 0 {
 		out.add("BLOB", "SIZE", "STATE", "IN")
 	}
@@ -231,6 +239,7 @@ func (c *VerifyCmd) print(app *App, v *verified) error {
 		case d.Whole != "":
 			state = "damaged, whole in " + d.Whole
 		}
+		// A shared blob has a line for each of its occurrences.
 		for j, in := range d.In {
 			where := fmt.Sprintf("%s@%d %s%s", in.Dataset, in.Snapshot, in.What, rowsOf(in))
 			if j == 0 {
@@ -243,6 +252,7 @@ func (c *VerifyCmd) print(app *App, v *verified) error {
 	if err := out.print(app.Stdout); err != nil {
 		return err
 	}
+	// The totals are messages, so that a pipe gets the damaged blobs alone.
 	rate := float64(v.Bytes) / 1e6 / max(v.Seconds, 1e-6)
 	app.Notef("%s of %s, %s in %.1f s, %.0f MB/s", plural(v.Blobs, "blob"), plural(int64(len(v.Snapshots)), "snapshot"),
 		humanize.IBytes(uint64(v.Bytes)), v.Seconds, rate)

@@ -17,6 +17,7 @@ import (
 // on: that replicas get the same samples.
 type VerifyStepCmd struct {
 	requestFlags
+	// Mesh and World are two ways to describe the ranks; exactly one is given.
 	Mesh  string `placeholder:"MESH" help:"Dimensions of the ranks, such as pp=1,dp=2,tp=4: the last one changes first."`
 	World int64  `placeholder:"N" help:"How many ranks there are, in the place of --mesh."`
 	Same  int64  `placeholder:"N" help:"With --world, how many ranks that follow one another get the same." default:"1"`
@@ -81,6 +82,7 @@ func (c *VerifyStepCmd) Run(ctx context.Context, app *App) error {
 		if err != nil {
 			return err
 		}
+		// The server returns an endpoint for each rank. They are read one after another.
 		for _, endpoint := range info.GetEndpoint() {
 			got, err := c.read(ctx, client, endpoint.GetTicket())
 			if err != nil {
@@ -93,6 +95,7 @@ func (c *VerifyStepCmd) Run(ctx context.Context, app *App) error {
 	if err != nil {
 		return err
 	}
+	// All ranks are printed, also when some differ.
 	wrong := differ(ranks)
 	out := tableOf(">RANK", ">DATA RANK", ">ROWS", "DIGEST", "NOTE")
 	for _, r := range ranks {
@@ -116,6 +119,8 @@ func (c *VerifyStepCmd) Run(ctx context.Context, app *App) error {
 // returns the others. A majority names the one that is wrong, where a comparison with the
 // first could blame all others.
 func differ(ranks []rankStep) (wrong []string) {
+	// If two digests have equally many ranks, the one that reached the number first
+	// counts as right.
 	votes := map[int]map[string]int{}
 	most := map[int]string{}
 	for _, r := range ranks {
@@ -143,6 +148,7 @@ func (c *VerifyStepCmd) read(ctx context.Context, client *client, ticket *arrowf
 		return got, err
 	}
 	stop := c.Step + 1
+	// Stop is exclusive.
 	t.Step, t.Stop = c.Step, &stop
 	got.Rank, got.Data = t.Rank, t.DataRank(t.Rank)
 	ctx, cancel := context.WithCancel(ctx) // ends a stream that is not read to its end

@@ -45,6 +45,7 @@ func thisBuild() build {
 	b := build{Version: version, Go: runtime.Version(), Platform: runtime.GOOS + "/" + runtime.GOARCH,
 		Operators: fetch.OperatorEngines(),
 		Formats:   formats{Import: source.Formats(), Get: export.Formats}}
+	// The linker's version wins over the module's.
 	info, ok := debug.ReadBuildInfo()
 	if ok {
 		if b.Version == "" {
@@ -87,6 +88,7 @@ func (c *VersionCmd) Run(app *App) error {
 func printJSON(w io.Writer, v any) error {
 	var text bytes.Buffer
 	enc := json.NewEncoder(&text)
+	// Expressions with < and > stay readable.
 	enc.SetEscapeHTML(false)
 	enc.SetIndent("", "  ")
 	if err := enc.Encode(v); err != nil {

@@ -37,6 +37,7 @@ func (c *WarmCmd) Run(ctx context.Context, app *App) error {
 		return err
 	}
 	return app.with(ctx, false, func(client *client) error {
+		// The server sends its progress as results. The last one has the totals.
 		var last fetch.WarmProgress
 		bar := app.progress("", -1, "samples") // the first result has the number of samples
 		defer func() { _ = bar.Exit() }()
@@ -49,6 +50,7 @@ func (c *WarmCmd) Run(ctx context.Context, app *App) error {
 		if err != nil {
 			return err
 		}
+		// A server that stops may end the call without an error.
 		if !last.Done {
 			return fmt.Errorf("%s: the server ended warm without saying that it is done", client.target)
 		}
@@ -65,6 +67,7 @@ func (c *WarmCmd) Run(ctx context.Context, app *App) error {
 func warmed(source string, p fetch.WarmProgress) string {
 	line := fmt.Sprintf("%s: fetched %s, %s; %s there already", source, plural(p.Stored, "blob"),
 		humanize.IBytes(uint64(p.Bytes)), were(p.There))
+	// Failures do not fail the command: the job will read those samples from the store.
 	if p.Failed > 0 {
 		line += fmt.Sprintf("; %s could not be read, or were not stored", plural(p.Failed, "blob"))
 	}
