@@ -43,6 +43,7 @@ func NewProvider(t testing.TB) *Provider {
 	t.Helper()
 	p := &Provider{t: t}
 	mux := http.NewServeMux()
+	// The configuration has the fields that OpenID Connect Discovery 1.0 requires.
 	mux.HandleFunc("/.well-known/openid-configuration", func(w http.ResponseWriter, _ *http.Request) {
 		p.answer(w, map[string]any{
 			"issuer": p.Issuer, "jwks_uri": p.Issuer + "/keys", "authorization_endpoint": p.Issuer + "/auth",
@@ -53,6 +54,7 @@ func NewProvider(t testing.TB) *Provider {
 	mux.HandleFunc("/keys", func(w http.ResponseWriter, _ *http.Request) {
 		p.mu.Lock()
 		p.fetches++
+		// Only the public parts are served.
 		set := jose.JSONWebKeySet{}
 		for _, k := range p.keys {
 			set.Keys = append(set.Keys, k.Public())
@@ -148,6 +150,7 @@ func (p *Provider) Rotate(algorithm jose.SignatureAlgorithm) {
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	// The key's id is new each time, so that clients fetch the keys again.
 	id := strconv.FormatInt(time.Now().UnixNano(), 36)
 	p.keys = []jose.JSONWebKey{{Key: key, KeyID: id, Algorithm: string(algorithm), Use: "sig"}}
 }
@@ -162,6 +165,7 @@ func (p *Provider) Key() jose.JSONWebKey {
 // Claims returns the claims of a valid token for an audience. others replaces claims; a
 // nil value removes one.
 func (p *Provider) Claims(audience string, others map[string]any) map[string]any {
+	// The token was issued a minute ago and is valid for an hour.
 	now := time.Now()
 	c := map[string]any{
 		"iss": p.Issuer, "aud": audience, "sub": "carol", "groups": []string{"ml", "ops"},

@@ -20,6 +20,7 @@ const (
 // Case is an attack: a request, or a behavior, of a client without any rights. Cases are
 // constant, and may run concurrently.
 type Case struct {
+	// Name is unique. Run performs the attack, and returns the server's answer.
 	Name string
 	// Codes and Text describe the right answer: one of the codes, and words of the
 	// message. Without codes, any answer is right, and none at all too.
@@ -35,6 +36,7 @@ type Case struct {
 
 // Check returns nil if err is the right answer to the case.
 func (c Case) Check(err error) error {
+	// Such a case only has to leave the server working for others.
 	if len(c.Codes) == 0 {
 		return nil
 	}
@@ -61,6 +63,7 @@ func orNothing(err error) error {
 }
 
 var (
+	// Most cases are rejected as invalid, or as too much.
 	invalid   = []codes.Code{codes.InvalidArgument}
 	exhausted = []codes.Code{codes.ResourceExhausted}
 	either    = []codes.Code{codes.InvalidArgument, codes.ResourceExhausted}
@@ -83,6 +86,7 @@ func asking(name, method string, want []codes.Code, text string, messages ...[]b
 // ranges.
 func requests() []Case {
 	zeros := strings.TrimSuffix(strings.Repeat("0,", 2000), ",")
+	// The helpers build a request that names the honest dataset.
 	slow := func(where string) string { return fmt.Sprintf(`{"dataset": %q, "where": %q}`, Dataset, where) }
 	info := func(name, command string) Case {
 		return Case{Name: name, Heavy: true, Run: func(ctx context.Context, t Target) error {
@@ -97,6 +101,7 @@ func requests() []Case {
 	bad := func(name, ticket, text string) Case {
 		return asking(name, "DoGet", invalid, text, textField(1, ticket))
 	}
+	// Longer than MaxRequestBytes.
 	long := strings.Repeat("x", 3<<20)
 	return []Case{
 		asking("where that is nested", "GetFlightInfo", exhausted, "steps for a row",

@@ -43,6 +43,7 @@ func actionsAndNames() []Case {
 	acting := func(name string, want []codes.Code, text, action_ string, body []byte) Case {
 		return asking(name, "DoAction", want, text, action(action_, body))
 	}
+	// busy repeats an action on connections of its own, up to 200 times.
 	busy := func(name, action_, body string) Case {
 		return Case{Name: name, Heavy: true, Run: func(ctx context.Context, t Target) error {
 			for i := 0; i < 200 && ctx.Err() == nil; i++ {
@@ -54,6 +55,7 @@ func actionsAndNames() []Case {
 		}}
 	}
 	const elsewhere = "x\\n (go on at grpc+tls://127.0.0.1:1)"
+	// Each of these is 2 bytes on the wire, and a struct at a server that decodes it.
 	million := bytes.Repeat(within(3, nil), 1_000_000)
 	return []Case{
 		acting("cancelling a million endpoints", exhausted, "", "CancelFlightInfo", within(1, million)),
@@ -160,6 +162,7 @@ func guesses(ctx context.Context, t Target) error {
 		if err != nil {
 			return err
 		}
+		// Each token is another one, so that no cache of answers helps.
 		r.Header.Set("Authorization", fmt.Sprint("Bearer guess-number-", i))
 		resp, err := client.Do(r)
 		if err != nil {
@@ -174,6 +177,7 @@ func guesses(ctx context.Context, t Target) error {
 			return fmt.Errorf("%w: %s", errAdmitted, resp.Status)
 		}
 	}
+	// Some guesses are always checked before the limit applies.
 	if unheard < 400 {
 		return fmt.Errorf("%w: %d of 500", errUnlimited, 500-unheard)
 	}

@@ -27,7 +27,9 @@ func reading(name, media string, cell func() []byte, steps string) Case {
 		return '-'
 	}, strings.ToLower(name))
 	return Case{Name: name, Heavy: true, Run: func(ctx context.Context, t Target) error {
+		// The cell is made when the case runs: some take megabytes.
 		b := cell()
+		// A batch of one row: a key and the cell.
 		head := schemaMessage(field{name: "key", kind: typeUtf8}, field{name: "cell", kind: typeBinary})
 		rec := batch{rows: 1, nodes: [][2]int64{{1, 0}, {1, 0}}, codec: plain,
 			buffers: [][]byte{nil, offsets32(0, 1), {'k'}, nil, offsets32(0, int32(len(b))), b}}
@@ -50,6 +52,7 @@ func refused(c Case, want []codes.Code, text string) Case {
 // samplesAndExpressions are cells, operators and expressions that cost more than their
 // size suggests.
 func samplesAndExpressions() []Case {
+	// Valid files, whose operators are the attack.
 	square := func(side int) []byte {
 		var b bytes.Buffer
 		_ = png.Encode(&b, image.NewGray(image.Rect(0, 0, side, side))) // into a buffer
@@ -57,6 +60,7 @@ func samplesAndExpressions() []Case {
 	}
 	picture := func() []byte { return square(64) }
 	sound := func() []byte { return wave(16000 * 4) }
+	// Each level evaluates the one below in a list.
 	nested := "position"
 	for range 16 {
 		nested = "count([" + nested + " in 0..9], #)"
@@ -127,6 +131,7 @@ func manyScans(side int) []byte {
 	file = append(file, "\x01\x01\x11\x00"...)
 	// The Huffman table has one code of one bit, which means no difference.
 	file = append(append(file, "\xff\xc4\x00\x14\x00\x01"...), make([]byte, 16)...)
+	// One bit for each block of 8 by 8 pixels.
 	scan := make([]byte, (side/8*side/8+7)/8)
 	for low := 13; low >= 0; low-- {
 		bits := byte(low+1)<<4 | byte(low)

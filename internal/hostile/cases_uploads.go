@@ -35,6 +35,7 @@ func squeezed(b []byte) []byte {
 // uploads are cases of record batches, dictionaries and schemas. Each violates one rule
 // of Arrow IPC, or costs much more memory than its bytes.
 func uploads() []Case {
+	// Fields by which the cases build their schemas.
 	id := int64(7)
 	noWidth := field{name: "id", kind: typeFixedSizeBinary}
 	label := field{name: "label", kind: typeInt, width: 64}
@@ -45,13 +46,17 @@ func uploads() []Case {
 	position := field{name: "position", kind: typeInt, width: 64}
 	bare := func(rows int64) []byte { return column(rows, plain, nil).record() }
 	long := make([]byte, 1<<20)
+	// A dictionary of one value of a MiB.
 	words := batch{rows: 1, nodes: [][2]int64{{1, 0}}, buffers: [][]byte{nil, offsets32(0, int32(len(long))), long},
 		codec: plain}
+	// A correct claim, and much smaller on the wire than in memory.
 	zeros := func(n int) []byte { return claiming(int64(n), squeezed(make([]byte, n))) }
 	flags := column(manyRows, codecZstd, zeros(manyRows/8)).record()
 	// A zstd frame: magic number, descriptor, and a window of 2^41 bytes.
 	hugeWindow := append(binary.LittleEndian.AppendUint32(nil, 0xFD2FB528), 0, 0xF8, 1, 0, 0)
 
+	// The order is: batches, types, dictionaries, compression, buffers, columns, schemas,
+	// and uploads that only their sum makes too large.
 	cases := []Case{
 		exchanging("ids without width, 2^31 rows", exhausted, "MaxBatchRows", schemaMessage(noWidth), bare(1<<31)),
 		exchanging("ids without width, 2^44 rows", exhausted, "MaxBatchRows", schemaMessage(noWidth), bare(1<<44)),

@@ -102,7 +102,9 @@ func (t Target) Dial(ctx context.Context, settings ...http2.Setting) (*Conn, err
 		streams: map[uint32]*Stream{}, closed: make(chan struct{})}
 	c.changed = sync.NewCond(&c.mu)
 	c.enc = hpack.NewEncoder(&c.headers)
+	// The framer decodes headers, and joins their continuations.
 	c.fr.ReadMetaHeaders = hpack.NewDecoder(4096, nil)
+	// A client begins with the preface and its settings (RFC 9113, 3.4).
 	if _, err := raw.Write([]byte(http2.ClientPreface)); err != nil {
 		return nil, errors.Join(err, raw.Close())
 	}
@@ -181,6 +183,7 @@ func (c *Conn) take(f http2.Frame) {
 				s.message = h.Value
 			}
 		}
+		// A status may come in the first headers, if a call fails at once.
 		s.ended = s.ended || f.StreamEnded()
 	case *http2.DataFrame:
 		if s != nil {
@@ -192,6 +195,7 @@ func (c *Conn) take(f http2.Frame) {
 			s.message = "reset: " + f.ErrCode.String()
 		}
 	case *http2.GoAwayFrame:
+		// After GOAWAY the server answers nothing more that the cases need.
 		c.err = fmt.Errorf("%w: %s %s", errGone, f.ErrCode, f.DebugData())
 		for _, s := range c.streams {
 			s.ended = true
@@ -245,6 +249,7 @@ func (s *Stream) Write(ctx context.Context, b []byte, end bool) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for first := true; first || len(b) > 0; first = false {
+		// A call without data sends its end at once, also without a window.
 		for len(b) > 0 && min(s.window, c.window) <= 0 && !s.ended && c.err == nil && ctx.Err() == nil {
 			c.changed.Wait()
 		}
@@ -283,6 +288,7 @@ func (s *Stream) Status(ctx context.Context) error {
 		return context.Cause(ctx)
 	case s.code == codes.OK:
 		return nil
+	// Neither a status nor a reset: the connection ended.
 	case s.code == codes.Unknown && s.message == "":
 		return errGone
 	}

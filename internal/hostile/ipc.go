@@ -73,6 +73,7 @@ func (f field) writeWith(fb *flatbuffers.Builder, children []flatbuffers.UOffset
 		fb.StartObject(2)
 		fb.PrependInt32Slot(0, 8, 0)
 		fb.PrependBoolSlot(1, true, false)
+		// The index of a dictionary is an int8.
 		index := fb.EndObject()
 		fb.StartObject(4)
 		fb.PrependInt64Slot(0, *f.dictionary, -1)
@@ -165,6 +166,7 @@ type batch struct {
 // table writes the table RecordBatch and returns its offset and the body. Buffers are
 // padded to 8 bytes, as the format requires.
 func (b batch) table(fb *flatbuffers.Builder) (at flatbuffers.UOffsetT, body []byte) {
+	// Claims replace the places of the buffers and not the buffers.
 	places := b.claims
 	for _, buf := range b.buffers {
 		if b.claims == nil {
@@ -231,6 +233,7 @@ func column(rows int64, codec int8, buffers ...[]byte) batch {
 func data(command, header, body []byte) []byte {
 	var b []byte
 	if command != nil {
+		// The field 1 of FlightData is the descriptor, and the field 2 the header.
 		d := protowire.AppendTag(nil, 1, protowire.VarintType)
 		d = protowire.AppendVarint(d, 2) // CMD
 		d = protowire.AppendTag(d, 2, protowire.BytesType)

@@ -164,6 +164,7 @@ type Count struct {
 // Counts returns the counts of all proxies so far, by proxy and process.
 func (b *ProxySet) Counts() []Count {
 	b.mu.Lock()
+	// The counters are atomic, so that the lock covers only the copy of the map.
 	proxies := maps.Clone(b.proxies)
 	b.mu.Unlock()
 	list := []Count{}

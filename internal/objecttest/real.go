@@ -52,6 +52,7 @@ func run(t testing.TB, address string, command ...string) {
 	var out lockedBuffer
 	c := exec.CommandContext(context.Background(), command[0], command[1:]...)
 	c.Stdout, c.Stderr = &out, &out
+	// Without it, a test that is killed leaves its servers running.
 	c.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	if err := c.Start(); err != nil {
 		t.Fatal(err)
@@ -67,6 +68,7 @@ func run(t testing.TB, address string, command ...string) {
 			t.Logf("%s said:\n%.4000s", command[0], out.String())
 		}
 	})
+	// A server has no other sign that it is ready.
 	for end := time.Now().Add(time.Minute); ; {
 		conn, err := (&net.Dialer{}).DialContext(context.Background(), "tcp", address)
 		if err == nil {
@@ -148,6 +150,7 @@ func Azurite(t testing.TB) Real {
 	at := freeAddress(t)
 	host, port, _ := net.SplitHostPort(at)
 	const account = "devstoreaccount1"
+	// Azure's keys are in base64.
 	key := base64.StdEncoding.EncodeToString([]byte("a key of a test, which is no secret at all"))
 	t.Setenv("AZURITE_ACCOUNTS", account+":"+key)
 	run(t, at, program(t, "azurite-blob"), "--silent", "--inMemoryPersistence", "--blobHost", host, "--blobPort", port,

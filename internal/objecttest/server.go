@@ -52,6 +52,7 @@ func (k Kind) String() string {
 // Fault selects requests and describes how they fail. The first fields select. All
 // effects that are set take place.
 type Fault struct {
+	// Selection: which requests fail.
 	Kinds  []Kind  // none: all
 	Prefix string  // of their keys; for lists, the listed prefix
 	Skip   int     // how many of them are served first
@@ -59,6 +60,7 @@ type Fault struct {
 	Share  float64 // of them that fail, drawn by the server's seed; 0: all
 	Rate   float64 // requests a second; those beyond it fail; 0: all fail
 
+	// Effects: how they fail. Several may be set.
 	Delay       func(*rand.Rand) time.Duration // before the answer's first byte
 	Hang        bool                           // no answer comes until the client ends the connection
 	Status      int                            // the status to answer with, and Code and Header
@@ -94,6 +96,7 @@ type rule struct {
 
 // Counts are sums since the server's start.
 type Counts struct {
+	// Bytes are those of objects and lists, without headers.
 	Requests    [kinds]int64 // by Kind
 	Failed      int64        // those that a Fault met
 	Connections int64        // accepted
@@ -112,6 +115,8 @@ func (c Counts) All() int64 {
 
 // Config configures a server. The zero value is a server of plain HTTP that does not check credentials.
 type Config struct {
+	// Address, TLS and Seed are for the server as a whole. Versions, Region and PageSize
+	// change how it answers.
 	Address  string           // to listen at; "" is a free port of 127.0.0.1
 	TLS      *tls.Certificate // nil: plain HTTP
 	Seed     uint64           // of faults
@@ -472,6 +477,7 @@ func (s *Server) serve(c net.Conn) {
 		delete(s.open, c)
 		s.mu.Unlock()
 	}()
+	// Each line of a request's head must fit the buffer, because parse uses slices of it.
 	in := bufio.NewReaderSize(c, 8<<10)
 	out := make([]byte, 0, 1024)
 	for {
@@ -479,6 +485,8 @@ func (s *Server) serve(c net.Conn) {
 		if err := x.parse(in); err != nil {
 			return
 		}
+		// The body is read before any fault applies, so that a client gets an answer
+		// instead of a broken pipe.
 		if x.length > 0 {
 			x.body = make([]byte, x.length)
 			if _, err := io.ReadFull(in, x.body); err != nil {
@@ -489,6 +497,7 @@ func (s *Server) serve(c net.Conn) {
 		s.place(&x)
 		s.counts[x.kind].Add(1)
 		if s.faulty.Load() {
+			// A list has no key. Its prefix is compared with the fault's.
 			key := x.key
 			if x.kind == List {
 				q, _ := url.ParseQuery(x.query)
@@ -506,6 +515,7 @@ func (s *Server) serve(c net.Conn) {
 // parse reads the head of a request. It accepts what HTTP clients send, and is no
 // validator.
 func (x *exchange) parse(in *bufio.Reader) error {
+	// The request line: method, target, version.
 	line, err := in.ReadSlice('\n')
 	if err != nil {
 		return err
@@ -516,6 +526,7 @@ func (x *exchange) parse(in *bufio.Reader) error {
 	}
 	x.method = string(line[:a])
 	x.path, x.query, _ = strings.Cut(string(line[a+1:b]), "?")
+	// Most keys need no unescaping.
 	if strings.IndexByte(x.path, '%') >= 0 {
 		if x.path, err = url.PathUnescape(x.path); err != nil {
 			return err
@@ -562,6 +573,7 @@ func (x *exchange) parse(in *bufio.Reader) error {
 // place sets the bucket, the key and the kind of a request. S3 has the bucket in the path
 // or as the first label of the host's name.
 func (s *Server) place(x *exchange) {
+	// Path style first. A known bucket as the first label of the host wins.
 	x.bucket, x.key, _ = strings.Cut(strings.TrimPrefix(x.path, "/"), "/")
 	s.mu.RLock()
 	if name, _, ok := strings.Cut(x.host, "."); ok && s.buckets[name] != nil {
@@ -641,6 +653,7 @@ func reset(c net.Conn) error {
 // gate rejects requests with wrong credentials, for another region, or by another clock.
 // It does not verify the signature.
 func (s *Server) gate(c net.Conn, out *[]byte, x *exchange) (done bool, err error) {
+	// Access is checked before signatures, so that a test needs no valid one for it.
 	if id := s.cfg.Owners[x.bucket]; id != "" && !strings.Contains(x.auth, "Credential="+id+"/") {
 		return true, s.refuse(c, out, x, http.StatusForbidden, "AccessDenied", "Access Denied", nil)
 	}
@@ -648,6 +661,8 @@ func (s *Server) gate(c net.Conn, out *[]byte, x *exchange) (done bool, err erro
 		s.signer.Store("")
 	} else {
 		// AWS4-HMAC-SHA256 Credential=ID/DAY/REGION/s3/aws4_request, …
+		// The scope of the credential has the access key, the day and the region (AWS
+		// Signature Version 4).
 		_, scope, _ := strings.Cut(x.auth, "Credential=")
 		part := strings.SplitN(scope, "/", 4)
 		if len(part) < 4 {
@@ -673,6 +688,7 @@ func (s *Server) gate(c net.Conn, out *[]byte, x *exchange) (done bool, err erro
 	found := s.buckets[x.bucket] != nil
 	s.mu.RUnlock()
 	if !found {
+		// PUT of a bucket makes it.
 		if x.kind == Put && x.key == "" {
 			s.MakeBucket(x.bucket)
 			return true, s.reply(c, out, x, http.StatusOK, nil, nil)
@@ -694,6 +710,7 @@ func (s *Server) refuse(c net.Conn, out *[]byte, x *exchange, status int, code, 
 
 // reply sends an answer in one write. HEAD, 204 and 304 have no body.
 func (s *Server) reply(c net.Conn, out *[]byte, x *exchange, status int, h http.Header, body []byte) error {
+	// One write for head and body: two would be two packets.
 	b := fmt.Appendf((*out)[:0], "HTTP/1.1 %d %s\r\n", status, http.StatusText(status))
 	if status != http.StatusNoContent && status != http.StatusNotModified {
 		b = fmt.Appendf(b, "Content-Length: %d\r\n", len(body))
@@ -724,6 +741,7 @@ func (s *Server) appendDate(b []byte) []byte {
 func (s *Server) get(c net.Conn, out *[]byte, x *exchange) error {
 	s.mu.RLock()
 	b := s.buckets[x.bucket]
+	// The lock covers only the lookup. A stored is never changed, except for its class.
 	o := b.objects[x.key]
 	if x.query != "" {
 		if q, err := url.ParseQuery(x.query); err == nil && q.Get("versionId") != "" {
@@ -745,6 +763,7 @@ func (s *Server) get(c net.Conn, out *[]byte, x *exchange) error {
 		return s.refuse(c, out, x, http.StatusForbidden, "InvalidObjectState",
 			"The operation is not valid for the object's storage class", nil)
 	}
+	// A range that begins within the object is cut at its end, as RFC 9110 requires.
 	size := int64(len(o.body))
 	from, to, partial := int64(0), size, false
 	if x.span != "" && (x.fault == nil || !x.fault.Whole) {
@@ -758,6 +777,7 @@ func (s *Server) get(c net.Conn, out *[]byte, x *exchange) error {
 		}
 		partial = true
 	}
+	// The head is built in the connection's buffer.
 	h := (*out)[:0]
 	if partial {
 		h = append(h, "HTTP/1.1 206 Partial Content\r\nContent-Range: bytes "...)
@@ -795,12 +815,14 @@ func (s *Server) get(c net.Conn, out *[]byte, x *exchange) error {
 		body = bytes.Clone(body)
 		body[len(body)/2] ^= 0x10
 	}
+	// The head promises the whole body, so that the client must notice the missing half.
 	cut := x.fault != nil && x.fault.Short && len(body) > 0
 	if cut {
 		body = body[:len(body)/2]
 	}
 	s.sent.Add(int64(len(body)))
 	var err error
+	// Without TLS, one system call writes head and body without a copy.
 	if _, plain := c.(*net.TCPConn); plain && len(body) > 0 {
 		parts := net.Buffers{h, body}
 		_, err = parts.WriteTo(c)
@@ -855,6 +877,7 @@ func (s *Server) put(c net.Conn, out *[]byte, x *exchange) error {
 	etag := etagOf(x.body)
 	s.mu.Lock()
 	b := s.bucketLocked(x.bucket)
+	// S3 answers 412 if the object differs from the condition, and 404 if there is none.
 	have := b.objects[x.key]
 	status := http.StatusOK
 	var o *stored
@@ -899,6 +922,7 @@ func (s *Server) delete(c net.Conn, out *[]byte, x *exchange) error {
 // Both count for the size of a page.
 func (s *Server) list(c net.Conn, out *[]byte, x *exchange) error {
 	q, _ := url.ParseQuery(x.query)
+	// A client may ask for smaller pages, and not for larger ones.
 	most := s.cfg.PageSize
 	if v, err := strconv.Atoi(q.Get("max-keys")); err == nil {
 		most = min(v, most)
@@ -913,6 +937,7 @@ func (s *Server) list(c net.Conn, out *[]byte, x *exchange) error {
 			after = before
 		}
 	}
+	// XML 1.0 cannot have all characters of keys. Clients therefore ask for URL encoding.
 	encode := url.QueryEscape
 	if q.Get("encoding-type") != "url" {
 		encode = func(s string) string {
@@ -923,10 +948,13 @@ func (s *Server) list(c net.Conn, out *[]byte, x *exchange) error {
 	}
 	body := append(make([]byte, 0, 200_000),
 		xml.Header+`<ListBucketResult xmlns="http://s3.amazonaws.com/doc/2006-03-01/">`...)
+	// n counts the entries of the page, last is the newest entry, and next is the token
+	// of the following page.
 	n, last, next := 0, after, ""
 	s.mu.Lock()
 	b := s.bucketLocked(x.bucket)
 	keys := b.sorted()
+	// The keys are sorted, so that the search skips everything before the page.
 	for i := sort.SearchStrings(keys, max(after, prefix)); i < len(keys); i++ {
 		key := keys[i]
 		if !strings.HasPrefix(key, prefix) {
@@ -948,6 +976,7 @@ func (s *Server) list(c net.Conn, out *[]byte, x *exchange) error {
 			i = sort.SearchStrings(keys, beyond) - 1
 			continue
 		}
+		// The page is full and another entry exists: only then the list is truncated.
 		if n == most {
 			next = hex.EncodeToString([]byte(after + "\x00" + last))
 			break
@@ -961,6 +990,7 @@ func (s *Server) list(c net.Conn, out *[]byte, x *exchange) error {
 			continue
 		}
 		o := b.objects[key]
+		// Objects without a class are in the default one.
 		class := o.class
 		if class == "" {
 			class = "STANDARD"

@@ -59,6 +59,7 @@ func Run(t *testing.T, open func(t *testing.T) object.Bucket, traits Traits) {
 		{"Clock", clock},
 	} {
 		t.Run(c.name, func(t *testing.T) {
+			// A bucket that hangs must not hang all tests.
 			ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
 			defer cancel()
 			b := open(t)
@@ -129,6 +130,7 @@ func ranges(b *bench) {
 	v := b.put(key, data)
 	for _, r := range [][2]int{{0, 1}, {0, 2}, {1, 1}, {0, 70_001}, {70_000, 1}, {69_999, 2}, {1, 70_000}, {4095, 2},
 		{100, 65_536}, {35_000, 0}} {
+		// A read with a version and one without take different paths in the client.
 		for _, v := range []schema.ObjectVersion{{}, v} {
 			// The bytes around the buffer must stay unchanged.
 			whole := bytes.Repeat([]byte{0xEE}, r[1]+20)
@@ -142,6 +144,7 @@ func ranges(b *bench) {
 			}
 		}
 	}
+	// Ranges beyond the end are errors, and are not cut.
 	for _, r := range [][2]int{{70_001, 1}, {70_000, 2}, {0, 70_002}, {1 << 40, 5}, {-1, 1}, {70_002, 0}} {
 		b.fails(fmt.Sprintf("Range of %d from %d on", r[1], r[0]), b.b.Range(b.ctx, key, v, int64(r[0]), make([]byte,
 			r[1])), schema.ErrInvalid)
@@ -163,6 +166,7 @@ func whole(b *bench) {
 		if !bytes.Equal(got, data) || i.Size != int64(n) || i.Key != key || i.Version != v {
 			b.Fatalf("Get of %d bytes has %d, %+v, want version %v", n, len(got), i, v)
 		}
+		// Stat and Get must agree, because callers mix them.
 		st, err := b.b.Stat(b.ctx, key)
 		b.ok("Stat", err)
 		if st.Size != i.Size || st.Version != v || st.Key != key || st.Prefix || st.Modified.IsZero() ||
@@ -182,6 +186,7 @@ func versions(b *bench) {
 	key := b.prefix + "versions"
 	first := b.put(key, []byte("the first"))
 	second := b.put(key, []byte("the other"))
+	// Equal versions would make a change invisible.
 	if first == second {
 		b.Fatalf("two contents have the version %v", first)
 	}
@@ -239,6 +244,7 @@ func absent(b *bench) {
 // createOnce makes many clients create one object. Exactly one succeeds, and its bytes
 // are stored.
 func createOnce(b *bench) {
+	// Several rounds: a race may come out right by chance.
 	const writers = 16
 	rounds := 5
 	if b.traits.Slow {
@@ -295,6 +301,7 @@ func update(b *bench) {
 		}
 		return i.Version
 	}
+	// Each line is a state of the object and a condition on it.
 	two := expect("two", object.Condition{Version: one}, object.Made)
 	expect("stale", object.Condition{Version: one}, object.Moved)
 	expect("there is one", object.Condition{Absent: true}, object.Moved)
@@ -336,6 +343,7 @@ func counter(b *bench) {
 					b.Errorf("Get: %v", err)
 					return
 				}
+				// The content begins with the count.
 				number, _, _ := strings.Cut(string(text), " ")
 				n, err := strconv.Atoi(number)
 				if err != nil {
@@ -391,6 +399,7 @@ func oddKeys(b *bench) {
 	keys := []string{"a+b", "a b", "a%20b", "100%", "ä/ö-日本語", "x=y&z", "q?r", "h#i", "semi;colon", "at@colon:comma,",
 		"~tilde", "(paren)!*'",
 		"under_score-dot.", "$dollar", `"quoted"`, "<tag>&amp;", "[brackets]{}|^`", "deep/er/and/er", "😀"}
+	// These keys are valid in the clouds, but some servers reject them.
 	more := []string{`back\slash`, "a//b", "/slash", "slash/", "deep/er", "tab\there", "./dot", "dot/../dot"}
 	if b.traits.Paths {
 		for _, key := range []string{"a//b", "/slash", "slash/", "a/./b", "../up", "a/../b", ".", "..", "nul\x00",
@@ -422,6 +431,7 @@ func oddKeys(b *bench) {
 		}
 		want = append(want, key)
 	}
+	// Lists are in the order of UTF-8 bytes, as Go sorts strings.
 	slices.Sort(want)
 	for _, key := range want {
 		got, _, err := b.b.Get(b.ctx, key, schema.ObjectVersion{}, 1000)
@@ -480,6 +490,7 @@ func list(b *bench) {
 			i.Version.ID != want.Version.ID {
 			b.Fatalf("List has %+v, Put made %+v", i, want)
 		}
+		// A version from a list must be good for a read.
 		buf := make([]byte, i.Size)
 		b.ok("Range of a listed version", b.b.Range(b.ctx, i.Key, i.Version, 0, buf))
 	}
@@ -505,6 +516,7 @@ func list(b *bench) {
 		{object.ListOptions{Prefix: "c/", After: "a"}, "c/d/1 c/d/2 c/e"},
 		{object.ListOptions{Prefix: "b", After: "c"}, ""},
 	} {
+		// The table has keys without the test's prefix.
 		c.opts.Prefix = p + c.opts.Prefix
 		if c.opts.After != "" {
 			c.opts.After = p + c.opts.After
@@ -549,6 +561,7 @@ func listAtRandom(b *bench) {
 		for k := range keys {
 			clash = clash || k == key || strings.HasPrefix(k, key+"/") || strings.HasPrefix(key, k+"/")
 		}
+		// Names of one dot are no files.
 		last := key[strings.LastIndexByte(key, '/')+1:]
 		if clash || b.traits.Paths && last == "." || strings.Contains(key, "/./") || last == "." {
 			continue
@@ -567,6 +580,7 @@ func listAtRandom(b *bench) {
 		if r.IntN(2) == 0 {
 			opts.After = b.prefix + word() + "/" + word()
 		}
+		// The seed is in the error, so that a failure can be repeated.
 		want := model(keys, opts)
 		if got := b.list(opts); !slices.Equal(got, want) {
 			b.Fatalf("seed %d: List %+v has\n%q, want\n%q", seed, opts, got, want)
@@ -608,6 +622,7 @@ func listPages(b *bench) {
 		n = 120
 	}
 	var wg sync.WaitGroup
+	// 16 puts at once are faster, and no load for a server.
 	turn := make(chan struct{}, 16)
 	for i := range n {
 		turn <- struct{}{}
@@ -669,6 +684,7 @@ func cancelled(b *bench) {
 		b.Fatalf("a Put that was not begun is %v", outcome)
 	}
 	b.fails("Delete", b.b.Delete(ctx, key), context.Canceled)
+	// A list that fails must yield one error and stop.
 	n := 0
 	for _, err := range b.b.List(ctx, object.ListOptions{Prefix: b.prefix}) {
 		b.fails("List", err, context.Canceled)
@@ -694,6 +710,7 @@ func concurrent(b *bench) {
 	key := b.prefix + "concurrent"
 	content := func(n int) []byte { return bytes.Repeat([]byte{byte(n)}, 20_000) }
 	var mu sync.Mutex
+	// The index is the content of the version.
 	versions := []schema.ObjectVersion{b.put(key, content(0))}
 	var wg sync.WaitGroup
 	wg.Go(func() {

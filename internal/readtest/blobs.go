@@ -101,6 +101,7 @@ func (a *answers) one(n int) (read.Answer, error) {
 // together fetches many cells at once, some of which are missing. Each cell gets its own
 // answer.
 func together(b *bench) {
+	// One in seven is missing. Sizes differ, so that a mix-up of answers is found.
 	const n = 50
 	contents, cells := make([][]byte, n), make([]read.Cell, n)
 	for i := range cells {
@@ -134,6 +135,7 @@ func leftAlone(b *bench) {
 	const n = 6
 	ctx, cancel := context.WithCancel(b.ctx)
 	defer cancel()
+	// Every second cell has the context that is cancelled.
 	contexts := [2]context.Context{b.ctx, ctx}
 	contents, cells := make([][]byte, n), make([]read.Cell, n)
 	for i := range cells {
@@ -148,6 +150,7 @@ func leftAlone(b *bench) {
 		defer close(done)
 		b.Tier.Fetch(cells, to)
 	}()
+	// A tier that hangs must fail the case and not the test binary.
 	wait := func(c <-chan struct{}, what string) {
 		select {
 		case <-c:
@@ -203,6 +206,7 @@ func traits(b *bench) {
 		b.that(b.Tier.Name() == name, "after %s the tier is named %q, and was %q", after, b.Tier.Name(), name)
 		b.that(b.Tier.Traits() == was, "after %s the traits are %+v, and were %+v", after, b.Tier.Traits(), was)
 	}
+	// Name and traits are compared after each event.
 	data := blobOf("traits", 1000)
 	b.put(data)
 	same("a put")
@@ -248,6 +252,7 @@ func notThere(b *bench) {
 		}
 		return err
 	}
+	// A missing blob first in an empty tier, and then next to another blob.
 	unknown := schema.RefOf(blobOf("unknown", 100))
 	err := lacks("a blob that is not there", unknown)
 	b.that(errors.Is(err, schema.ErrNotFound), "Fetch of a blob that is not there: got the error %q, want one "+
@@ -348,6 +353,7 @@ func hasDoesNotWait(b *bench) {
 
 // concurrent fetches at once from several goroutines, with a constant seed.
 func concurrent(b *bench) {
+	// Few blobs and many reads, so that the same ones are read at once.
 	const workers, each, pool = 6, 100, 20
 	const seed = 11
 	var contents [][]byte

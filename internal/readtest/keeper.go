@@ -71,6 +71,7 @@ func offersReleased(b *bench) {
 		contents = append(contents, blobOf(fmt.Sprint("offer", i), 500*i+1))
 		offers = append(offers, b.offer(contents[i], b.At), b.offer(contents[i], b.At))
 	}
+	// Three offers that a tier may refuse: it must release them too.
 	there := blobOf("there already", 1000)
 	b.put(there)
 	offers = append(offers,
@@ -129,6 +130,7 @@ func offersDoNotWait(b *bench) {
 	}
 	defer release()
 	var offers []*offered
+	// More than any queue of a tier.
 	for i := range 6000 {
 		offers = append(offers, b.offer(blobOf(fmt.Sprint("flood", i), 64), b.At))
 	}

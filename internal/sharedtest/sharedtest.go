@@ -28,6 +28,7 @@ func Run(t *testing.T, s members.Shared) {
 				t.Fatal(err)
 			}
 		}
+		// A cluster whose name begins with the other's name.
 		if err := s.PutLease(ctx, cluster+"2", "d", []byte{}, time.Minute); err != nil {
 			t.Fatal(err)
 		}

@@ -74,6 +74,7 @@ func Say(c *net.UnixConn, m Message) error {
 
 // Hear receives a message, and the descriptor that came with it, or nil.
 func Hear(c *net.UnixConn) (m Message, file *os.File, err error) {
+	// A packet is received whole or cut, and messages are far shorter.
 	said, rights := make([]byte, 4096), make([]byte, unix.CmsgSpace(4))
 	n, rn, _, _, err := c.ReadMsgUnix(said, rights)
 	if err != nil {
@@ -105,6 +106,7 @@ func Visit(path, caller string, key []byte) (g *Guest, err error) {
 			_ = c.Close()
 		}
 	}()
+	// The handshake: greeting, the server's proof, the client's proof, the ring.
 	if err := Say(c, Message{Version: 2, Caller: caller, Nonce: nonce}); err != nil {
 		return nil, err
 	}
@@ -149,6 +151,7 @@ func Map(t testing.TB, path string, key []byte) (ring string, memory []byte) {
 	if g.Ring == "" {
 		t.Fatal(g.Refused)
 	}
+	// The client may not write: the server owns the ring.
 	memory, err = unix.Mmap(int(g.File.Fd()), 0, int(g.Bytes), unix.PROT_READ, unix.MAP_SHARED)
 	if err != nil {
 		t.Fatal(err)

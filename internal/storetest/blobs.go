@@ -49,6 +49,7 @@ func dedup(b *bench) {
 	}
 	blobs := blobsOf("dedup", 10, 1000)
 	b.ingest("d", 0, blobs)
+	// Chunks of the manifest are blobs too, so that there are more than ten.
 	first := b.store.Stats()
 	b.that(first.BlobWrites == first.Blobs && first.WrittenBytes == first.StoredBytes && first.Blobs >= 10,
 		"after one import the store counts %+v", first)
@@ -97,6 +98,7 @@ func dedupConcurrent(b *bench) {
 
 // stress runs writers and readers on overlapping blobs.
 func stress(b *bench) {
+	// Writers put blobs that others have put, and readers read what is put already.
 	const workers, each, pool = 8, 200, 300
 	const seed = 20
 	blob := func(i int) []byte { return blobOf(fmt.Sprintf("stress/%d", i), 17*i+i%3) }
@@ -142,6 +144,7 @@ func stress(b *bench) {
 	if b.segments() { // nothing was committed
 		return
 	}
+	// Under hashes, the store has each content once.
 	distinct := map[schema.Key]bool{}
 	for _, ref := range put {
 		distinct[ref.Key] = true

@@ -51,6 +51,7 @@ func commitAndRead(b *bench) {
 		got.Dataset, got.Number, got.Parent)
 	b.that(got.Created.After(before.Add(-time.Minute)) && got.Created.Before(time.Now().Add(time.Minute)),
 		"created %v, want about %v", got.Created, before)
+	// 0 is the newest snapshot, which is 1 here.
 	for _, number := range []int64{0, 1} {
 		read := b.snapshot("flowers", number)
 		b.that(read.Number == 1 && read.Created.Equal(got.Created) && read.Source == "storetest",
@@ -67,6 +68,7 @@ func commitAndRead(b *bench) {
 
 	_, err = b.store.Snapshot(b.ctx, "flowers", 9)
 	b.fails(err, schema.ErrNotFound, "absent snapshot")
+	// A user who misspelled a number or a name sees the right ones.
 	for _, word := range []string{"flowers", "9", "1", "2"} {
 		b.that(strings.Contains(err.Error(), word), "the error %q does not say %s", err, word)
 	}
@@ -108,6 +110,7 @@ func commitRefuses(b *bench) {
 	without.Schema = nil
 	_, err = in.Commit(b.ctx, without)
 	b.fails(err, schema.ErrInvalid, "commit without a schema")
+	// A chunk that was never put would make a snapshot that cannot be read.
 	dangling := snap
 	dangling.Chunks = append(slices.Clone(snap.Chunks), schema.Chunk{BlobRef: schema.RefOf([]byte("never put")),
 		Rows: 1})
@@ -167,6 +170,7 @@ func conflict(b *bench) {
 
 // numbering: numbers grow by one and are never used again, also after a drop and after reopening.
 func numbering(b *bench) {
+	// A number that was used twice would make DATASET@N mean two things.
 	expect := func(parent, number int64) {
 		got := b.ingest("count", parent, blobsOf(fmt.Sprint(number), 1, 10))
 		b.that(got.Number == number, "the snapshot got number %d, want %d", got.Number, number)
@@ -198,6 +202,7 @@ func numbering(b *bench) {
 // concurrentCommitters makes several writers append to one dataset. Each attempt names the parent that it saw. If
 // several name the same one, exactly one wins.
 func concurrentCommitters(b *bench) {
+	// A conflict is tried again with the newest parent, as an import does.
 	const writers, each = 4, 5
 	wins := make([][]*schema.Snapshot, writers)
 	g, ctx := errgroup.WithContext(b.ctx)
@@ -232,6 +237,7 @@ func concurrentCommitters(b *bench) {
 		})
 	}
 	b.ok(g.Wait(), "commit concurrently")
+	// Numbers must be a sequence without gaps, each with the one before as its parent.
 	all := make([]*schema.Snapshot, writers*each+1)
 	for w := range wins {
 		for i, got := range wins[w] {
@@ -280,6 +286,7 @@ func reopen(b *bench) {
 // drop: a dropped snapshot is not found, while a reader that has it open can still read it.
 func drop(b *bench) {
 	one, two := blobsOf("one", 4, 700), blobsOf("two", 4, 700)
+	// The reader has the snapshot in memory, and needs the blobs alone.
 	open := b.ingest("d", 0, one)
 	b.ingest("d", 1, two)
 	err := b.store.Drop(b.ctx, "d", 5)
@@ -306,6 +313,7 @@ func cancelled(b *bench) {
 	ref := b.put(in, blobOf("bitmap", 8))
 	ctx, cancel := context.WithCancel(b.ctx)
 	cancel()
+	// Each method of a store and of an ingest that takes a context.
 	calls := map[string]func() error{
 		"Datasets":  func() error { _, err := b.store.Datasets(ctx); return err },
 		"Snapshot":  func() error { _, err := b.store.Snapshot(ctx, "c", 0); return err },
@@ -343,6 +351,7 @@ func closeDuringCalls(b *bench) {
 	blobs := blobsOf("busy", 20, 5000)
 	b.ingest("busy", 0, blobs)
 	in := b.begin("busy")
+	// Each call has run once before the store is closed.
 	started := make(chan struct{}, 5)
 	var g errgroup.Group
 	for _, call := range []func(i int) error{

@@ -55,6 +55,7 @@ func Put(ctx context.Context, in store.Ingest, blobs [][]byte, pageRows int) (_ 
 
 // refer stores a manifest with a row for each reference, as Put does.
 func refer(ctx context.Context, in store.Ingest, refs []schema.BlobRef, pageRows int) (_ schema.Snapshot, err error) {
+	// The smallest schema: a blob column alone.
 	sc, err := schema.NewSchema(nil, []arrow.Field{schema.BlobField("data", "", false)})
 	if err != nil {
 		return schema.Snapshot{}, err
@@ -62,6 +63,7 @@ func refer(ctx context.Context, in store.Ingest, refs []schema.BlobRef, pageRows
 	snap := schema.Snapshot{Source: "storetest", Schema: sc}
 	builder := schema.NewChunkBuilder(memory.DefaultAllocator, sc)
 	defer builder.Release()
+	// Pages are collected to chunks. finish ends a page, and a chunk of most pages.
 	var pages schema.PageList
 	finish := func(most int) error {
 		if builder.Rows() > 0 {
@@ -123,6 +125,7 @@ func Read(ctx context.Context, s store.Store, snap *schema.Snapshot) ([][]byte, 
 					return fmt.Errorf("position %d: %w", len(blobs), err)
 				}
 				err = ref.Check(b.Bytes())
+				// The bytes are valid only until the blob is released.
 				blobs = append(blobs, bytes.Clone(b.Bytes()))
 				b.Release()
 				if err != nil {
@@ -179,6 +182,7 @@ func (b *bench) begin(dataset string) store.Ingest {
 	return in
 }
 
+// put stores a blob and checks its reference.
 func (b *bench) put(in store.Ingest, data []byte) schema.BlobRef {
 	ref, err := in.Put(b.ctx, data)
 	b.ok(err, "put %d bytes", len(data))
@@ -186,18 +190,21 @@ func (b *bench) put(in store.Ingest, data []byte) schema.BlobRef {
 	return ref
 }
 
+// ingest imports blobs as one snapshot after parent.
 func (b *bench) ingest(dataset string, parent int64, blobs [][]byte) *schema.Snapshot {
 	snap, err := ingest(b.ctx, b.store, dataset, parent, blobs)
 	b.ok(err, "import into %s", dataset)
 	return snap
 }
 
+// snapshot returns a snapshot that must exist. The number 0 means the newest.
 func (b *bench) snapshot(dataset string, number int64) *schema.Snapshot {
 	snap, err := b.store.Snapshot(b.ctx, dataset, number)
 	b.ok(err, "snapshot %s@%d", dataset, number)
 	return snap
 }
 
+// holds requires that a snapshot has exactly these blobs.
 func (b *bench) holds(snap *schema.Snapshot, want [][]byte) {
 	b.ok(holds(b.ctx, b.store, snap, want), "read back")
 }

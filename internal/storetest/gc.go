@@ -22,6 +22,7 @@ func gcFrees(b *bench) {
 	shared, only1, only2 := blobsOf("shared", 10, gcBlob), blobsOf("only1", 10, gcBlob), blobsOf("only2", 10, gcBlob)
 	b.ingest("g", 0, slices.Concat(shared, only1))
 	b.ingest("g", 1, slices.Concat(shared, only2))
+	// First with nothing dead, then with a dropped snapshot, and then with nothing alive.
 	full := b.store.Stats()
 	r := b.gc(store.GCOptions{})
 	b.that(r.DeadBlobs == 0 && r.LiveBlobs == full.Blobs && r.LiveBytes == full.StoredBytes,
@@ -146,6 +147,7 @@ func gcExpires(b *bench) {
 	b.ingest("g", 0, blobsOf("exp", 3, 100))
 	bitmaps := blobsOf("bitmaps", 3, gcBlob)
 	now := time.Now()
+	// One expired for long, one within the grace time, and one that is valid.
 	over := b.saveUntil("g", 1, bitmaps[0], "", now.Add(-2*store.ExpiredGrace))
 	b.saveUntil("g", 1, bitmaps[1], "", now.Add(-store.ExpiredGrace/2))
 	lives := b.saveUntil("g", 1, bitmaps[2], "", now.Add(time.Hour))
@@ -163,6 +165,7 @@ func gcExpires(b *bench) {
 
 // gcPinned holds blobs, live and garbage, over collections and new writes.
 func gcPinned(b *bench) {
+	// Readers of both: a pin protects a blob also when nothing else refers to it.
 	live, dead := blobsOf("live", 20, gcBlob), blobsOf("dead", 40, gcBlob)
 	b.ingest("dead", 0, dead)
 	b.ingest("live", 0, live)
@@ -207,6 +210,8 @@ func collectUntil(ctx context.Context, s store.Store, done <-chan struct{}) erro
 // gcDuringImports collects repeatedly while one writer replaces a dataset's content, another drops old snapshots, and
 // readers read the newest.
 func gcDuringImports(b *bench) {
+	// Each snapshot shares all but one blob with the one before. A collection that is
+	// wrong about shared blobs therefore fails soon.
 	const rounds, window = 12, 30
 	pool := blobsOf("pool", rounds+window, 4000)
 	want := func(number int64) [][]byte { return pool[number-1 : number-1+window] }

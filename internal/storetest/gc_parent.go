@@ -59,6 +59,7 @@ func gcDuringAlterations(b *bench) {
 	const rounds, window = 12, 30
 	pool := blobsOf("altered", rounds+window, 4000)
 	want := func(number int64) [][]byte { return pool[number-1 : number-1+window] }
+	// base has the sets that a snapshot of a store of segments must name.
 	base := b.ingest("turn", 0, want(1))
 	done := make(chan struct{})
 	g, ctx := errgroup.WithContext(b.ctx)

@@ -15,6 +15,7 @@ func restore(b *bench) {
 	in := b.begin("r")
 	made, err := Put(b.ctx, in, blobs, 4)
 	b.ok(err, "put")
+	// A number in the middle: the dataset has none of the numbers before it.
 	snap := &made
 	snap.Dataset, snap.Number, snap.Parent, snap.Created = "r", 5, 3, time.Unix(1e9, 123000).UTC()
 	b.ok(b.store.Restorable(b.ctx, snap), "ask whether a snapshot can be restored")
@@ -40,6 +41,7 @@ func restore(b *bench) {
 	b.ok(b.store.Drop(b.ctx, "r", 0), "drop")
 	in = b.begin("r")
 	snap.Sets = got.Sets // of a store that keeps blobs in segments
+	// Smaller numbers, and numbers that were used, cannot be restored any more.
 	for _, number := range []int64{4, 5, 6} {
 		snap.Number = number
 		b.fails(b.store.Restorable(b.ctx, snap), schema.ErrConflict, "ask for number %d again", number)
@@ -108,6 +110,7 @@ func adoptPacked(b *bench) {
 	b.fails(err, schema.ErrInvalid, "adopt through an ingest that is closed")
 }
 
+// ptr makes references to be keys of a map, although some are equal.
 func ptr[T any](v T) *T { return &v }
 
 // repair: only the bytes of the blob itself repair it, and repaired blobs are collected as others.
@@ -152,6 +155,7 @@ func listSelections(b *bench) {
 	first := b.saveSelection("s", 1, blobOf("bits", 8))
 	second := b.saveSelection("s", 1, blobOf("more bits", 8))
 	other := b.saveSelection("t", 1, blobOf("bits", 8))
+	// The order of the list is not defined.
 	names := func(dataset string) []string {
 		list, err := b.store.Selections(b.ctx, dataset)
 		b.ok(err, "list the selections of %q", dataset)

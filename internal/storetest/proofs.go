@@ -44,6 +44,7 @@ func proofs(b *bench) {
 		}
 		b.that(set.Unproven == want, "set %s has %+v unproven, want %+v", set.Prefix, set.Unproven, want)
 	}
+	// saved requires the runs of a set, in order.
 	saved := func(dataset string, prefix schema.ObjectPrefix, want ...store.ProofRun) {
 		got, err := b.store.Proofs(b.ctx, dataset, prefix)
 		b.ok(err, "proofs")
@@ -53,6 +54,7 @@ func proofs(b *bench) {
 	saved("absent", one)
 	in := b.begin("p")
 	defer func() { b.ok(in.Close(), "close the ingest") }()
+	// SaveProofs is a compare and swap of the whole list.
 	first, second := b.runOf(in, blobOf("first", gcBlob)), b.runOf(in, blobOf("second", gcBlob))
 	never := store.ProofRun{BlobRef: schema.RefOf([]byte("never put"))}
 	b.fails(in.SaveProofs(b.ctx, one, nil, []store.ProofRun{never}), schema.ErrInvalid, "save proofs that were not put")
@@ -87,6 +89,7 @@ func (b *bench) reopen2(in *store.Ingest, dataset string) {
 func concurrentProvers(b *bench) {
 	prefix := schema.ObjectPrefix{9}
 	b.commitSets("p", 0, prefix)
+	// Each prover tries again after a conflict, with the list that it then reads.
 	const provers = 6
 	errs := make([]error, provers)
 	runs := make([]store.ProofRun, provers)

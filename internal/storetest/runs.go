@@ -102,6 +102,7 @@ func runs(b *bench) {
 	b.ok(err, "the new one")
 	b.that(run.Owner == "bob", "it is still %s's", run.Owner)
 
+	// Limits protect the catalog from one client.
 	large := runFor("r", "large", "ann", time.Hour)
 	large.Request = json.RawMessage(`"` + strings.Repeat("x", store.MaxRunBytes) + `"`)
 	b.fails(b.beginRun(large), schema.ErrLimit, "begin one that takes too much")
@@ -145,6 +146,7 @@ func concurrentRuns(b *bench) {
 	b.ok(err, "run")
 	b.that(len(run.Steered) == callers*each/2, "%d changes were made, want %d", len(run.Steered), callers*each/2)
 	b.that(run.Settled >= callers*each/2, "%d steps are settled, want %d", run.Settled, callers*each/2)
+	// Changes are in the order of their steps.
 	seen, last := map[string]bool{}, int64(0)
 	for _, s := range run.Steered {
 		b.that(!seen[s.ID] && s.Step >= last, "change %s is at step %d, after one at %d", s.ID, s.Step, last)

@@ -16,6 +16,7 @@ type puts struct {
 	refs map[schema.BlobRef][]schema.BlobRef // by the reference that a hashed blob would have
 }
 
+// add records the address of a put.
 func (p *puts) add(data []byte, ref schema.BlobRef) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -26,6 +27,7 @@ func (p *puts) add(data []byte, ref schema.BlobRef) {
 	p.refs[of] = append(p.refs[of], ref)
 }
 
+// of returns all addresses of a content, the oldest first.
 func (p *puts) of(data []byte) []schema.BlobRef {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -46,12 +48,14 @@ func (s *recorded) Begin(ctx context.Context, dataset string) (store.Ingest, err
 	return &recordedIngest{in, s.puts}, nil
 }
 
+// recordedIngest is an ingest that records its puts.
 type recordedIngest struct {
 	store.Ingest
 	puts *puts
 }
 
 func (in *recordedIngest) Put(ctx context.Context, data []byte) (schema.BlobRef, error) {
+	// The store may not keep data, and the caller may reuse it.
 	of := slices.Clone(data)
 	ref, err := in.Ingest.Put(ctx, data)
 	if err == nil {
@@ -71,6 +75,7 @@ func (b *bench) ref(data []byte) schema.BlobRef {
 	return schema.RefOf(data)
 }
 
+// refs returns the references of blobs from their last puts.
 func (b *bench) refs(blobs [][]byte) []schema.BlobRef {
 	refs := make([]schema.BlobRef, len(blobs))
 	for i, data := range blobs {

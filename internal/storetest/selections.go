@@ -7,6 +7,7 @@ import (
 	"bowstring/schema"
 )
 
+// saveSelection saves a selection without an owner, which does not expire.
 func (b *bench) saveSelection(dataset string, number int64, bitmap []byte) schema.Selection {
 	return b.saveUntil(dataset, number, bitmap, "", time.Time{})
 }
@@ -23,6 +24,8 @@ func (b *bench) saveUntil(dataset string, number int64, bitmap []byte, owner str
 	return sel
 }
 
+// selections checks that a selection belongs to its dataset and snapshot, and goes with
+// them.
 func selections(b *bench) {
 	b.ingest("s", 0, blobsOf("s", 8, 100))
 	b.ingest("other", 0, blobsOf("s", 8, 100))
@@ -73,6 +76,7 @@ func selectionsAreLimited(b *bench) {
 	b.ingest("l", 0, blobsOf("l", 8, 100))
 	b.ingest("other", 0, blobsOf("l", 8, 100))
 	soon := time.Now().Add(time.Hour)
+	// Equal bits are the same selection, and count once.
 	save := func(dataset, owner, bits string, expires time.Time) error {
 		in := b.begin(dataset)
 		defer func() { b.ok(in.Close(), "close the ingest") }()

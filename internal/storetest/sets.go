@@ -12,6 +12,7 @@ import (
 func gcSets(b *bench) {
 	sets := blobsOf("sets", 4, gcBlob)
 	rows := blobsOf("rows", 3, gcBlob)
+	// commit first tries a snapshot with a set that was not put.
 	commit := func(parent int64, sets ...[]byte) *schema.Snapshot {
 		in := b.begin("g")
 		defer func() { b.ok(in.Close(), "close the ingest") }()

@@ -16,6 +16,7 @@ import (
 )
 
 // Opener opens the store under test. Later calls open the same data again, after the previous store was closed.
+// The data belongs to the test that makes the Opener.
 type Opener func() (store.Store, error)
 
 // Case is one property of a store. Check returns an error if the store lacks it, and leaves no store open.
@@ -91,7 +92,8 @@ func Run(t *testing.T, fresh func(t testing.TB) Opener) {
 // bench is the state of a case that tests a store. Its methods end the case at the first fault. Only the goroutine of
 // the case may call them.
 type bench struct {
-	ctx    context.Context // of this call to Check
+	ctx context.Context // of this call to Check
+	// store is nil while none is open. puts has the addresses of all blobs of the case.
 	opener Opener
 	store  store.Store
 	puts   puts
@@ -100,6 +102,7 @@ type bench struct {
 // failure is the panic value that ends a case.
 type failure struct{ err error }
 
+// run opens a store, runs a check and closes the store, also after a fault or a panic.
 func run(ctx context.Context, open Opener, check func(*bench)) (err error) {
 	b := &bench{ctx: ctx, opener: open}
 	defer func() {
@@ -119,6 +122,8 @@ func run(ctx context.Context, open Opener, check func(*bench)) (err error) {
 	return nil
 }
 
+// open opens the store. A store of segments is wrapped, so that the suite learns the
+// addresses of its blobs.
 func (b *bench) open() {
 	s, err := b.opener()
 	b.ok(err, "open")
@@ -128,6 +133,7 @@ func (b *bench) open() {
 	}
 }
 
+// reopen closes the store and opens its data again.
 func (b *bench) reopen() {
 	s := b.store
 	b.store = nil
@@ -135,6 +141,7 @@ func (b *bench) reopen() {
 	b.open()
 }
 
+// failf ends the case. run recovers the panic.
 func (b *bench) failf(format string, args ...any) { panic(failure{fmt.Errorf(format, args...)}) }
 
 // ok requires that there is no error.

@@ -11,6 +11,7 @@ import (
 
 // tags are names of snapshots.
 func tags(b *bench) {
+	// points requires exactly these tags, before and after reopening.
 	points := func(want ...store.Tag) {
 		for range 2 {
 			list, err := b.store.Datasets(b.ctx)
