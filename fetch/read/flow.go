@@ -92,6 +92,7 @@ type flow struct {
 	past past
 }
 
+// init sets up a flow that has measured nothing.
 func (f *flow) init(maxReads int, sharers func() int) {
 	f.maxReads, f.sharers, f.startup = maxReads, sharers, true
 }

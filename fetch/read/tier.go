@@ -138,6 +138,8 @@ const maxSpillReads = 8
 // Spill returns the tier of the node's cache.
 func Spill(c *spill.Cache) CachingTier { return spillTier{c} }
 
+// spillTier is the tier of a spill. Its reads verify checksums, or leave that to the
+// receiver.
 type spillTier struct{ cache *spill.Cache }
 
 // Name implements Tier.
@@ -196,6 +198,7 @@ type Placed interface {
 	Where() string
 }
 
+// storeTier is the tier of a store.
 type storeTier struct {
 	store  store.Store
 	mapped bool // its blobs are in files of this node

@@ -12,8 +12,8 @@ import (
 	"bowstring/schema"
 )
 
-// means finds what the selected samples of each source have on average of the column that a mixture's weights are by.
-// Where that is samples, there is nothing to find.
+// means sets the mean of each source: that of the column by which the mixture's weights
+// are, over the selected samples. If the weights are by samples, it does nothing.
 func (rv *Resolver) means(ctx context.Context, sources []source, req schema.Request) error {
 	m := req.Mixture
 	if m == nil || m.By == "" || m.By == schema.BySamples {

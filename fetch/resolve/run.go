@@ -20,14 +20,18 @@ import (
 	"bowstring/schema"
 )
 
-// A training run by a mixture goes on for long, and its weights may be changed from outside meanwhile. The store
-// has a record of it: the changes, and how many steps are settled. Streams serve settled steps alone, and changes
-// are made at steps that are not. Where a stream comes to the last settled step, it has more be settled by one swap
-// of the record; if a change was made meanwhile, it ends there, and what goes on knows of the change. So all
-// streams of a run, on whatever node, serve the same, and a ticket means the same whatever changes come later.
+// A training run with a mixture takes long, and its weights may be changed from outside
+// meanwhile. The store has a record of the run: the changes, and how many steps are
+// settled. Streams serve settled steps only, and changes are made only at steps that are
+// not settled.
+//
+// A stream that comes to the last settled step settles more steps by one swap of the
+// record. If a change was made meanwhile, the stream ends there, and its successor knows
+// of the change. So all streams of a run, on all nodes, serve the same steps, and a
+// ticket keeps its meaning whatever changes come later.
 
-// ErrSteered says that the weights of a job's run were changed from a step on at which the job is to go on: it has
-// to be opened again.
+// ErrSteered says that the weights of the job's run change at a step that the job is to
+// serve. The caller opens the job again, with the change.
 var ErrSteered = errors.New("the run's weights were changed")
 
 const (

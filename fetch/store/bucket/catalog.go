@@ -56,6 +56,8 @@ type partitionFile struct {
 // partitionFormat is the value of partitionFile.Format.
 const partitionFormat = "bowstring-partition"
 
+// The encoder and the decoder are shared: EncodeAll and DecodeAll are safe for concurrent
+// use.
 var (
 	encoder, _ = zstd.NewWriter(nil, zstd.WithEncoderConcurrency(1), zstd.WithEncoderCRC(true)) // nil writers cannot fail
 	decoder, _ = zstd.NewReader(nil, zstd.WithDecoderConcurrency(1), zstd.WithDecoderMaxMemory(4<<30))

@@ -190,6 +190,7 @@ func (s *Store) PutLayout(ctx context.Context, name string, record []byte, ttl t
 	defer s.life.RUnlock()
 	key := s.key(dirLayouts + part(name))
 	old, info, err := s.getKept(ctx, key)
+	// The layout is kept long enough if its remaining time is at least ttl.
 	if err == nil && bytes.Equal(old.Value, record) && !s.lapsed(info, time.Duration(old.Seconds)*time.Second-ttl) {
 		return nil // it is kept for longer
 	}

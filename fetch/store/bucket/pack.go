@@ -241,6 +241,7 @@ func (p *pack) Close() {
 	p.mu.Lock()
 	p.closed = true
 	p.mu.Unlock()
+	// Uploads in progress end with the context, so the wait is short.
 	p.end()
 	p.loads.Wait()
 	p.s.packs.Delete(p.prefix)
@@ -279,6 +280,7 @@ func (s *Store) writeSegment(ctx context.Context, g *segment) error {
 		switch outcome {
 		case object.Made:
 			return nil
+		// An earlier attempt, whose answer was lost, has written the object.
 		case object.Moved:
 			return s.isWritten(ctx, g)
 		case object.Failed:

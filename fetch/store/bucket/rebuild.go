@@ -269,6 +269,7 @@ func (r *rebuilder) write(ctx context.Context, name string, after int64, rows ma
 	if err != nil {
 		return err
 	}
+	// The copy is written as well, because the old one may be missing or older.
 	for _, dir := range []string{dirCatalog, dirBackup} {
 		if _, _, err := s.bucket.Put(ctx, s.key(dir+name), body, object.Condition{}); err != nil {
 			return fmt.Errorf("write partition %q of the catalog: %w", name, err)

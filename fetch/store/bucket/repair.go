@@ -171,6 +171,7 @@ func (s *Store) rewriteOnce(ctx context.Context, prefix schema.ObjectPrefix, num
 	for _, p := range list {
 		p.err = g.place(p.entry, p.data)
 	}
+	// No blob can be put back, so nothing is written.
 	if !slices.ContainsFunc(list, func(p *piece) bool { return p.err == nil }) {
 		return true, nil
 	}

@@ -24,6 +24,8 @@ const (
 	segmentVersion = 1
 )
 
+// segmentMagic begins a segment, and trailerMagic its trailer, so that a torn segment is
+// recognized by its end.
 var (
 	segmentMagic = [8]byte{'B', 'O', 'W', 'O', 'B', 'J', '\r', '\n'}
 	trailerMagic = [8]byte{'B', 'O', 'W', 'O', 'E', 'N', 'D', '\n'}

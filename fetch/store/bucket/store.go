@@ -56,8 +56,9 @@ const (
 	// lapseRenewals is how many renewals a process may miss: with slow answers and
 	// repeated requests a few may be late.
 	lapseRenewals = 8
-	// inlineRecord is the size up to which a snapshot's record is stored in the catalog:
-	// reading it there saves a round trip.
+	// inlineRecord is the size up to which a snapshot's record is stored in the catalog.
+	// Reading it there saves a round trip. It is larger than with a database, because
+	// each request costs more.
 	inlineRecord = 8 << 10
 )
 
@@ -255,6 +256,7 @@ func (s *Store) segmentKey(prefix schema.ObjectPrefix, number uint32) string {
 	return s.key(dirSegments + segmentName(prefix, number))
 }
 
+// now is the current time, for timestamps only.
 func (s *Store) now() time.Time { return s.options.Clock() }
 
 const (

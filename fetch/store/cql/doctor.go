@@ -246,6 +246,7 @@ type nodeState struct {
 	uncertain time.Duration // the possible error of offset: half the round trip
 }
 
+// name is the node in messages.
 func (l *nodeState) name() string { return fmt.Sprintf("%s (%s)", l.address, l.dc) }
 
 // pings is how many requests are made to find the minimum latency.

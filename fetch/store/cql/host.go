@@ -438,6 +438,8 @@ type asking struct {
 	host            *host
 }
 
+// Value implements context.Context. It passes the host to the policy that chooses the
+// host.
 func (a asking) Value(key any) any {
 	if key == (routeKey{}) {
 		return a.host
@@ -451,6 +453,8 @@ func (s *Store) keepAsking(h *host, r *reading) {
 	s.asking.Go(func() { h.steering.askUntilRested(s.ending, h, r) })
 }
 
+// askUntilRested probes a host once per askEvery, until the host is read from again,
+// leaves the cluster, or ctx ends. It never probes concurrently.
 func (st *steering) askUntilRested(ctx context.Context, h *host, r *reading) {
 	tick := time.NewTicker(askEvery)
 	defer tick.Stop()

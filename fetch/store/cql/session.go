@@ -190,6 +190,7 @@ func (l driverLogger) Printf(format string, v ...any) { l.write(fmt.Sprintf(form
 
 func (l driverLogger) Println(v ...any) { l.write(fmt.Sprintln(v...)) }
 
+// write passes one message on.
 func (l driverLogger) write(s string) {
 	l.log.Debug("database driver", "message", strings.TrimSpace(s))
 }

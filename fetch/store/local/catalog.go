@@ -181,6 +181,8 @@ func (c catalog) Swap(ctx context.Context, name string, version int64, swap prot
 			return err
 		}
 	}
+	// Memory changes only after the rows are durable. Readers may see the rows before the
+	// new version, and their swaps then fail.
 	c.partitions.swapped(name, version+1, swap)
 	return nil
 }

@@ -154,6 +154,7 @@ const (
 	prefixFreed   = 'f' // nothing; the file is to be unlinked
 )
 
+// Keys of single records. They begin with m, which is no prefix of the others.
 var (
 	keyState   = []byte("m/state")   // how the store was left, JSON
 	keyCount   = []byte("m/count")   // blobs and bytes, merged
@@ -300,6 +301,7 @@ const (
 	sumSize        = 20 // length u64, XXH3 of that many bytes u64, CRC-32C of these u32
 )
 
+// castagnoli is the table of CRC-32C.
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
 // guardFS is the database's file system. It writes the companion files of manifests.
@@ -429,12 +431,14 @@ func readFile(fsys vfs.FS, path string) (data []byte, err error) {
 // pebbleLogger passes the database's messages to slog.
 type pebbleLogger struct{ log *slog.Logger }
 
+// Infof passes a message at debug level: what matters is also returned as an error.
 func (l pebbleLogger) Infof(format string, args ...any) {
 	if l.log.Enabled(context.Background(), slog.LevelDebug) {
 		l.log.Debug("database", "message", fmt.Sprintf(format, args...))
 	}
 }
 
+// Errorf passes a message as an error.
 func (l pebbleLogger) Errorf(format string, args ...any) {
 	l.log.Error("database", "message", fmt.Sprintf(format, args...))
 }

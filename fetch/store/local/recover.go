@@ -270,6 +270,7 @@ func (s *Store) prepareToWrite() error {
 		m.set.Close()
 		return err
 	}
+	// Blobs that readers have mapped stay valid: each holds its segment.
 	old := s.set
 	s.set = m.set
 	old.Close()
@@ -307,6 +308,7 @@ type mending struct {
 
 // run attaches all segments. Only the last one is appended to.
 func (m *mending) run() error {
+	// Freed files go first, so that they do not count as unknown.
 	if err := m.unlinkFreed(); err != nil {
 		return err
 	}

@@ -129,6 +129,7 @@ func (m *member) current() control {
 	return m.state
 }
 
+// epoch is the known epoch. Puts that begin now write in it.
 func (m *member) epoch() Epoch { return m.current().Epoch }
 
 // SetInUse gives the store a function that lists the snapshots that this process reads,

@@ -413,8 +413,10 @@ func (e *edit) put(row string, value any) {
 	e.change.Put[row] = text
 }
 
+// remove deletes a row. Deleting a missing row is no error.
 func (e *edit) remove(row string) { e.change.Delete = append(e.change.Delete, row) }
 
+// empty reports whether there is nothing to swap.
 func (e *edit) empty() bool { return len(e.change.Put) == 0 && len(e.change.Delete) == 0 }
 
 var (

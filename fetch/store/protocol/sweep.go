@@ -164,8 +164,10 @@ func newPace(env Env, opts store.GCOptions) *pace {
 	return &pace{env, limiter(opts.BytesPerSecond), limiter(opts.BlobsPerSecond)}
 }
 
+// read waits until that many bytes may be read.
 func (p *pace) read(ctx context.Context, bytes int64) error { return p.take(ctx, p.bytes, bytes) }
 
+// remove waits until one blob of that size may be deleted.
 func (p *pace) remove(ctx context.Context, bytes int64) error {
 	if err := p.take(ctx, p.blobs, 1); err != nil {
 		return err
@@ -236,6 +238,7 @@ func (m *marks) has(prefix uint64) bool {
 	return ok
 }
 
+// keyPrefix is the part of a key that marks keep.
 func keyPrefix(k schema.Key) uint64 { return binary.BigEndian.Uint64(k[:]) }
 
 // chunkOf is a manifest chunk, with a snapshot that has it.

@@ -192,6 +192,7 @@ func System() Env { return SystemAt(time.Now) }
 // SystemAt is System with another clock.
 func SystemAt(clock func() time.Time) Env { return system{clock} }
 
+// system is the Env that New gets outside of tests.
 type system struct{ clock func() time.Time }
 
 func (s system) Now() time.Time { return s.clock() }
