@@ -17,8 +17,8 @@ import (
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // TestListing attaches random listings one after the other, each a change of the one
-// before. Every reference leads to the object of the blob, as it is now; an object that
-// is unchanged stays in the set it was in.
+// before. Every reference names the current object of its blob, and an unchanged object
+// stays in its set.
 func TestListing(t *testing.T) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
@@ -108,7 +108,7 @@ func cmpKeys(a, b schema.Object) int {
 	return 0
 }
 
-// TestListingOtherReading: what was read otherwise is of other sets.
+// TestListingOtherReading: another reading makes other object sets.
 func TestListingOtherReading(t *testing.T) {
 	objects := []schema.Object{{Key: "a", Size: 9}}
 	set := &schema.ObjectSet{Bucket: "s3://b", Reading: "r", Objects: objects}
@@ -127,7 +127,7 @@ func TestListingOtherReading(t *testing.T) {
 	}
 }
 
-// TestRefRefuses: an extent that cannot be is an error, and no address.
+// TestRefRefuses: an impossible extent is an error.
 func TestRefRefuses(t *testing.T) {
 	l, err := NewListing("s3://b", "r", false, []schema.Object{{Key: "a", Size: 9}, {Key: "big", Size: 1 << 60}}, nil)
 	if err != nil {

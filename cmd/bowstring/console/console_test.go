@@ -22,7 +22,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// The files of others are those that its README lists.
+// The README lists exactly the third-party files.
 func TestVendor(t *testing.T) {
 	about, err := os.ReadFile("static/vendor/README.md")
 	if err != nil {
@@ -40,7 +40,7 @@ func TestVendor(t *testing.T) {
 	}
 }
 
-// The page stays small, and has nothing in it that its policy forbids.
+// The page stays small and contains nothing that its policy forbids.
 func TestAssets(t *testing.T) {
 	sum := 0
 	for name, a := range assets() {
@@ -63,7 +63,7 @@ func TestAssets(t *testing.T) {
 	}
 }
 
-// Only images and sounds are sent, by what they are and not by what they are called.
+// Only images and sounds are sent; the content decides, not the name.
 func TestMediaType(t *testing.T) {
 	for content, want := range map[string]string{
 		"\xff\xd8\xff\xe0\x00\x10JFIF": "image/jpeg", "\x89PNG\r\n\x1a\n": "image/png", "GIF89a": "image/gif",
@@ -80,7 +80,7 @@ func TestMediaType(t *testing.T) {
 	}
 }
 
-// A page of another site may lead a person here, and ask for nothing.
+// A page of another site may link to the console, but its requests are rejected.
 func TestOfOwnPage(t *testing.T) {
 	for _, tt := range []struct {
 		method, path, site, mode, origin string
@@ -111,7 +111,7 @@ func TestOfOwnPage(t *testing.T) {
 	}
 }
 
-// Histograms have a place for each number, whatever the numbers are.
+// Histograms count each number, however large or small the numbers are.
 func TestHistogram(t *testing.T) {
 	for name, numbers := range map[string][]float64{
 		"one": {7}, "equal": {3, 3, 3}, "few integers": {0, 1, 1, 2, 9}, "many integers": {0, 1, 1000, 999, 12345},
@@ -128,7 +128,7 @@ func TestHistogram(t *testing.T) {
 			t.Errorf("%s: %v", name, err)
 		}
 		if name == "huge" && s.Bins == nil {
-			continue // they are further apart than numbers reach
+			continue // the range exceeds float64
 		}
 		if sum != int64(len(numbers)) || len(s.Bins) > maxBins {
 			t.Errorf("%s: %d of %d in %d bins: %+v", name, sum, len(numbers), len(s.Bins), s.Bins)
@@ -136,7 +136,7 @@ func TestHistogram(t *testing.T) {
 	}
 }
 
-// A row is shown whatever its numbers are, those in structs, too.
+// A row with any numbers can be shown, also within structs.
 func TestRowOfOddNumbers(t *testing.T) {
 	x := arrow.Field{Name: "x", Type: arrow.PrimitiveTypes.Float64}
 	s := arrow.NewSchema([]arrow.Field{x, {Name: "box", Type: arrow.StructOf(x)}}, nil)
@@ -153,7 +153,7 @@ func TestRowOfOddNumbers(t *testing.T) {
 	}
 }
 
-// Without sign-in, an address that was seen once takes no other's place.
+// Without sign-in, a new address does not end the session of one with an open page.
 func TestAddressesComeAndGo(t *testing.T) {
 	c := &Console{opts: Options{Server: &flight.Server{}}, sessions: newSessions(), ctx: t.Context()}
 	r := httptest.NewRequest(http.MethodGet, "http://node7:9815/console/api/live", nil)

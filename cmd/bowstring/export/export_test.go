@@ -161,7 +161,7 @@ func TestFolder(t *testing.T) {
 		sample{"tench/a.JPEG", 0, []byte{0, 1, 2, 3}, nil, "valid"}, // but not in the other split
 		sample{"gone.jpg", 0, nil, nil, "valid"},                    // no file
 		sample{"loose.png", nil, png, nil, "valid"},                 // no class
-		sample{"metadata.jsonl", nil, []byte("text"), nil, "valid"}, // not over the metadata
+		sample{"metadata.jsonl", nil, []byte("text"), nil, "valid"}, // must not overwrite the metadata
 	))
 	want := []string{
 		"train/%2Ehidden/" + id(3) + ".jpg",
@@ -204,8 +204,8 @@ func TestFolder(t *testing.T) {
 	}
 }
 
-// Names in data are anybody's: nothing is written outside of the folder, over other rows' files or as
-// metadata, and no name makes an export fail.
+// Names in data may be hostile. Nothing is written outside the folder, over files of
+// other rows or as metadata, and no name makes an export fail.
 func TestFolderOfHostileNames(t *testing.T) {
 	names := []string{"../../../x.jpg", "/etc/x.jpg", "a/../../x.jpg", "metadata.csv", "tench/metadata.parquet",
 		"metadata.jsonl/x.jpg", "nul\x00.jpg", "line\nfeed.jpg",
@@ -239,7 +239,7 @@ func TestFolderOfHostileNames(t *testing.T) {
 	}
 }
 
-// FuzzFolder writes two rows of any names, and finds all that was written within the folder.
+// FuzzFolder writes two rows with any names, and finds everything within the folder.
 func FuzzFolder(f *testing.F) {
 	f.Add("a.jpg", "cat", []byte("\xff\xd8\xff"))
 	f.Add("../x", "..", []byte{})

@@ -13,7 +13,7 @@ import (
 	"bowstring/cmd/bowstring/export"
 )
 
-// TestRowOfNumbers: a row is JSON whatever numbers it has.
+// TestRowOfNumbers: a row with any numbers is valid JSON.
 func TestRowOfNumbers(t *testing.T) {
 	f64 := arrow.PrimitiveTypes.Float64
 	s := arrow.NewSchema([]arrow.Field{
@@ -53,7 +53,7 @@ func TestRowOfNumbers(t *testing.T) {
 	}
 	rec := b.NewRecord()
 	defer rec.Release()
-	sliced := rec.NewSlice(1, 4) // cells are found in slices, too
+	sliced := rec.NewSlice(1, 4) // slices have an offset
 	defer sliced.Release()
 	for row, want := range []string{
 		`{"half":"NaN","single":"NaN","double":"NaN","none":null,"list":[],"fixed":["NaN",1],"nested":[{"x":"NaN"}],` +

@@ -26,8 +26,8 @@ var (
 	tripSeed   = flag.Uint64("roundtrip-seed", 0, "seed of the first of them; 0 for any")
 )
 
-// TestRoundTrip exports random datasets and imports what was written: the rows, types, classes, splits and ids are the
-// same, in each format.
+// TestRoundTrip exports random datasets and imports them again. Rows, types, classes,
+// splits and ids are the same in each format.
 func TestRoundTrip(t *testing.T) {
 	first := *tripSeed
 	if first == 0 {
@@ -47,7 +47,7 @@ func TestRoundTrip(t *testing.T) {
 	}
 }
 
-// tripOnce says how what comes back differs, "" if it does not.
+// tripOnce returns how the imported dataset differs; "" if it does not.
 func tripOnce(t *testing.T, format string, d dataset, seed uint64) string {
 	t.Helper()
 	root, err := os.MkdirTemp(t.TempDir(), "trip")
@@ -62,7 +62,7 @@ func tripOnce(t *testing.T, format string, d dataset, seed uint64) string {
 		return err.Error()
 	}
 	defer sink.Close()
-	// In several records, as a stream has them.
+	// A stream has several records.
 	for at := int64(0); at < d.rec.NumRows(); {
 		end := min(at+1+int64(seed%7), d.rec.NumRows())
 		part := d.rec.NewSlice(at, end)
@@ -128,7 +128,7 @@ func importBack(t *testing.T, path string) (dataset, string) {
 	return out, ""
 }
 
-// readArrow reads an Arrow file, which no import takes, as any program does.
+// readArrow reads an Arrow file with Arrow's own reader: no import reads such files.
 func readArrow(t *testing.T, path string) (out dataset) {
 	t.Helper()
 	f, err := os.Open(path)
@@ -192,11 +192,12 @@ func columnsOf(s *arrow.Schema, b *source.Batch) (columns []arrow.Array) {
 	return append(columns, splits.NewArray())
 }
 
-// differ describes the difference of two datasets, whose rows may be in any order; "" if there is none.
+// differ describes the difference of two datasets, whose rows may be in any order; "" if
+// there is none.
 func differ(want, got dataset) string {
 	shown := func(s *arrow.Schema) (fields []string) {
 		for _, f := range s.Fields() {
-			name := strings.ReplaceAll(f.Type.String(), "list<list: ", "list<item: ") // what an element is called
+			name := strings.ReplaceAll(f.Type.String(), "list<list: ", "list<item: ") // the name of an element differs
 			fields = append(fields, fmt.Sprintf("%q %s blob=%t media=%q classes=%q", f.Name, name, schema.IsBlob(f),
 				schema.Media(f), schema.Classes(f)))
 		}

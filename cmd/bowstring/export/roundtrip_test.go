@@ -58,7 +58,7 @@ func (g generator) dataType(depth int) arrow.DataType {
 
 func pick[T any](g generator, values ...T) T { return values[g.IntN(len(values))] }
 
-// integer is often an extreme one.
+// integer returns an extreme value in many cases.
 func (g generator) integer() int64 {
 	return pick(g, 0, 1, -1, math.MaxInt64, math.MinInt64, int64(g.Uint64()), int64(g.IntN(1000)), 1<<53+1)
 }
@@ -68,7 +68,7 @@ func (g generator) text() string {
 		"日本", "-", "a,b;c\td", strings.Repeat("long ", 50), fmt.Sprint(g.IntN(100)))
 }
 
-// value appends a random value. Times are within what their type can mean.
+// value appends a random value. Times are within the range of their type.
 func (g generator) value(b array.Builder) {
 	if g.IntN(5) == 0 {
 		b.AppendNull()
@@ -149,13 +149,14 @@ func (g generator) value(b array.Builder) {
 	}
 }
 
-// oddNames are names of classes and splits' folders that file systems, readers or people may take for another.
+// oddNames are names of classes and split folders that file systems, readers or people
+// may confuse.
 var oddNames = []string{"", "cat", "Cat", "CAT", "a/b", "a%2Fb", "..", ".hidden", "-1", "0", "007", "1.0", "true",
 	"null",
 	"größe", "gro\u0308\u00dfe", "日本", " ", "a\nb", "metadata.parquet", "metadata.jsonl", "train", "test",
 	"x.jpg", `back\slash`, "a\x00b", strings.Repeat("n", 300), "__MACOSX", "CON", "é", "e\u0301"}
 
-// sourceNames are what file_name may say.
+// sourceNames are values of file_name.
 var sourceNames = []string{"a.jpg", "cat/a.jpg", "train/cat/a.jpg", "../x.jpg", "/etc/passwd", "", "b", "A.JPG",
 	"a.mask.jpg", "metadata.parquet", ".hidden.jpg", "größe.png", "gro\u0308\u00dfe.png", "x\x00.jpg", `c\d.jpg`, "dir.jpg/e.jpg",
 	"dir.jpg"}
@@ -166,7 +167,8 @@ type dataset struct {
 	rec    arrow.Record
 }
 
-// dataset makes a random one. fields are as a projection has them, of all columns and the split.
+// dataset makes a random dataset. fields are those of a projection to all columns and the
+// split.
 func (g generator) dataset(t *testing.T) dataset {
 	fields := []arrow.Field{schema.IDField()}
 	names := []string{"n", "text", "label_file_name", "image_file_name", "file_names", "width", "größe", "gro\u0308\u00dfe", "A",
@@ -263,7 +265,7 @@ func cell(a arrow.Array, row int) string {
 	}
 	switch a := a.(type) {
 	case *array.Float64:
-		if math.IsNaN(a.Value(row)) { // readers do not keep its other bits
+		if math.IsNaN(a.Value(row)) { // readers do not keep the payload of NaN
 			return "NaN"
 		}
 		return fmt.Sprintf("%x", math.Float64bits(a.Value(row)))

@@ -17,7 +17,7 @@ import (
 	"bowstring/schema"
 )
 
-// syncs notes what is synced, and fails for what is named so.
+// syncs records what is synced, and fails for names that the test chose.
 type syncs struct {
 	mu    sync.Mutex
 	names []string

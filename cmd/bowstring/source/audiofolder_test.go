@@ -9,7 +9,8 @@ import (
 	"github.com/apache/arrow/go/v17/arrow/array"
 )
 
-// TestAudioFolder reads LibriSpeech's layout: speakers' folders, chapters in them, transcripts beside the files.
+// TestAudioFolder reads LibriSpeech's layout: speakers' folders, chapters in them,
+// transcripts beside the files.
 func TestAudioFolder(t *testing.T) {
 	flac, err := os.ReadFile("../../../fetch/operators/audio/codec/testdata/stereo16.flac")
 	if err != nil {
@@ -34,7 +35,7 @@ func TestAudioFolder(t *testing.T) {
 		}
 	}
 
-	// Without transcripts a folder is the class, as one of images is.
+	// Without transcripts a folder is the class, as for images.
 	for name := range files {
 		if strings.HasSuffix(name, ".txt") {
 			delete(files, name)
@@ -73,8 +74,8 @@ func TestAudioFolder(t *testing.T) {
 	}
 }
 
-// TestDamagedSound holds that a file of a format that is read, and whose header makes no sense, is bad. One of another
-// format is imported as it is.
+// TestDamagedSound: a file of a known format with an invalid header is bad. A file of
+// another format is imported unchanged.
 func TestDamagedSound(t *testing.T) {
 	flac, err := os.ReadFile("../../../fetch/operators/audio/codec/testdata/stereo16.flac")
 	if err != nil {

@@ -8,7 +8,7 @@ import (
 	"bowstring/schema"
 )
 
-// TestBadRowsOfMetadata: a row that cannot be read is named, whatever reads the table.
+// TestBadRowsOfMetadata: every reader of a table names a row that cannot be read.
 func TestBadRowsOfMetadata(t *testing.T) {
 	root := tree(t, map[string]string{"a.jpg": jpg(t, 1), "b.jpg": jpg(t, 2),
 		"metadata.csv": "left_file_name,right_file_name,n\na.jpg,b.jpg,1\na.jpg\n"})

@@ -52,11 +52,11 @@ func checkPlaces(t *testing.T, files *Files, b *Batch, walked bool) (found int) 
 	return found
 }
 
-// fileURL is a path of this machine as a URL.
+// fileURL returns a local path as a URL.
 func fileURL(path string) string { return (&url.URL{Scheme: "file", Path: path}).String() }
 
-// likeABucket says whether what is at a path could be in a bucket as it is: no links,
-// nothing that names its own place, nothing that cannot be read.
+// likeABucket reports whether the files at a path could be in a bucket: there are no
+// links, no absolute paths in files, and nothing unreadable.
 func likeABucket(t *testing.T, path string) bool {
 	t.Helper()
 	if strings.ContainsAny(path, patternRunes) {
@@ -89,7 +89,7 @@ func likeABucket(t *testing.T, path string) bool {
 	return ok && err == nil
 }
 
-// sameInBucket reads a data set once more, as one in a bucket, and compares.
+// sameInBucket reads a data set again from a bucket, and compares.
 func (r *readResult) sameInBucket(t *testing.T, path string, opts Options, read ReadOptions) {
 	t.Helper()
 	if !likeABucket(t, path) {
@@ -107,7 +107,7 @@ func (r *readResult) sameInBucket(t *testing.T, path string, opts Options, read 
 		for _, root := range []string{fileURL(abs), fileURL(filepath.Dir(abs)), abs, filepath.Dir(abs)} {
 			s = strings.ReplaceAll(s, root, "ROOT")
 		}
-		for strings.Contains(s, "../../") { // how far a path leads out depends on where the folder is
+		for strings.Contains(s, "../../") { // the depth of a path out of the folder depends on the place
 			s = strings.ReplaceAll(s, "../../", "../")
 		}
 		return s

@@ -72,7 +72,7 @@ func TestChoice(t *testing.T) {
 	}
 }
 
-// TestChoiceOfText: what looks like numbers is text where it is said to be.
+// TestChoiceOfText: numbers in a column of Options.Text are text.
 func TestChoiceOfText(t *testing.T) {
 	root := tree(t, map[string]string{"a.jpg": jpg(t, 1), "b.jpg": jpg(t, 2),
 		"t.csv": "path,label,n,m\na.jpg,1.10,1.50,1.50\nb.jpg,1.1,2,2\n",

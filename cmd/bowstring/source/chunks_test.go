@@ -30,7 +30,8 @@ func message(to []byte, num protowire.Number, b []byte) []byte {
 	return protowire.AppendBytes(protowire.AppendTag(to, num, protowire.BytesType), b)
 }
 
-// tfExample is a record with features, each in the order of the list: a name and what its Feature holds.
+// tfExample is a record with features, each in the order of the list: a name and what its
+// Feature holds.
 func tfExample(features ...any) []byte {
 	var all []byte
 	for i := 0; i < len(features); i += 2 {
@@ -64,7 +65,7 @@ func writeFile(t testing.TB, path string, b []byte) {
 	}
 }
 
-// TestTFRecordsRefused: what is wrong with records is said, and where.
+// TestTFRecordsRefused: errors state the defect of a record and its place.
 func TestTFRecordsRefused(t *testing.T) {
 	good := tfRecord(tfExample("x", [][]byte{{0, 1}}, "n", []int64{1}))
 	flipped := func(b []byte, at int) []byte {
@@ -122,7 +123,7 @@ func TestTFRecordsRefused(t *testing.T) {
 	}
 }
 
-// TestLitDataRefused: what litdata writes in a form of its own is refused by name.
+// TestLitDataRefused: formats of litdata without a plain form are rejected by name.
 func TestLitDataRefused(t *testing.T) {
 	for dir, message := range map[string]string{"pickle": "format pickle is pickle", "pil": "format pil is bare pixels",
 		"arrow": "format json is litdata's own form"} {
@@ -163,8 +164,8 @@ func TestLitDataRefused(t *testing.T) {
 	}
 }
 
-// TestDamagedChunks damages chunks of every kind at many places: they may be read or be
-// refused, but what is served is at the extent that is named, and nothing panics.
+// TestDamagedChunks damages chunks of every kind at many places. They may be read or
+// rejected, but served bytes are at their extents, and nothing panics.
 func TestDamagedChunks(t *testing.T) {
 	for _, kind := range []string{"bare", "chunk", "batch", "sample"} {
 		files, err := filepath.Glob(filepath.Join("testdata/litdata", kind, "chunk-0-0*"))
@@ -190,7 +191,8 @@ func TestDamagedChunks(t *testing.T) {
 	}
 }
 
-// TestChunkBombs: what an index, a header or a frame claims takes no memory before there are such bytes.
+// TestChunkBombs: sizes that an index, a header or a frame claims take no memory before
+// the bytes exist.
 func TestChunkBombs(t *testing.T) {
 	index := func(level, format string, samples int) []byte {
 		return fmt.Appendf(nil, `{"chunks": [{"chunk_bytes": 9, "chunk_size": %d, "filename": "c.bin"}], "config": `+
@@ -247,7 +249,7 @@ func TestExtentsOfRandomShards(t *testing.T) {
 	}
 	blob := func() []byte {
 		b := make([]byte, 1+rng.IntN(500))
-		for i := range b[1:] { // the first is 0, which no text has
+		for i := range b[1:] { // the first is 0, which is not text
 			b[1+i] = byte(rng.IntN(4))
 		}
 		return b
@@ -358,7 +360,7 @@ func FuzzTFRecord(f *testing.F) {
 	})
 }
 
-// FuzzExample: whatever the record, what is found is within it.
+// FuzzExample: for any record, all values are within it.
 func FuzzExample(f *testing.F) {
 	f.Add(tfExample("a", [][]byte{{1, 2}, {}}, "b", []int64{-1, 5}, "c", []uint32{1, 2}))
 	f.Add(message(nil, 2, []byte("x")))

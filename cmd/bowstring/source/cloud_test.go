@@ -20,7 +20,7 @@ import (
 	"bowstring/schema"
 )
 
-// s3 is a server with a bucket b, and how it is reached.
+// s3 is a server with a bucket b, and its address.
 type s3 struct {
 	*objecttest.Server
 	opts Options
@@ -49,12 +49,12 @@ func startS3(t *testing.T) *s3 {
 	return s
 }
 
-// url is that of a key.
+// url returns the URL of a key.
 func (s *s3) url(key string) string {
 	return "s3://b/" + key + "?endpoint=" + s.Endpoint() + "&region=eu-central-1&anonymous=true"
 }
 
-// put puts what is below a folder behind a prefix.
+// put uploads the files of a folder below a prefix.
 func (s *s3) put(t *testing.T, root, prefix string) (files int, size int64) {
 	t.Helper()
 	err := filepath.WalkDir(root, func(p string, d fs.DirEntry, err error) error {
@@ -111,7 +111,7 @@ func dataSets(t *testing.T) map[string]string {
 		"parquet": parquet, "mds": "testdata/mds/plain", "huggingface": "testdata/huggingface"}
 }
 
-// pathOf is what is opened of a data set.
+// pathOf returns the path that opens a data set.
 func pathOf(name, root string) string {
 	if name == "list" {
 		return root + "/t.csv"
@@ -119,15 +119,16 @@ func pathOf(name, root string) string {
 	return root
 }
 
-// The files of an S3 server are read as those of a folder: over 20 ms, with requests that
-// are refused, cut short and lost, and with no more of them than the files need.
+// The files of an S3 server are read like those of a folder: with a latency of 20 ms,
+// with requests that are rejected, cut short and lost, and with no more requests than the
+// files need.
 func TestReadFromS3(t *testing.T) {
 	for name, root := range dataSets(t) {
 		t.Run(name, func(t *testing.T) {
 			s := startS3(t)
 			files, size := s.put(t, root, name+"/")
 			s.PutObject("b", name+"2/other.jpg", []byte("no part of it"))
-			s.PutObject("b", name, []byte{}) // which has the name of the folder, and is none
+			s.PutObject("b", name, []byte{}) // an object with the name of a folder
 			s.DeleteObject("b", name)
 			want := readOnce(t, pathOf(name, root), Options{}, ReadOptions{})
 			s.Fail(objecttest.Fault{Delay: func(*rand.Rand) time.Duration { return 20 * time.Millisecond }})
@@ -144,7 +145,7 @@ func TestReadFromS3(t *testing.T) {
 			// Each blob with an extent is one more read by the checks of this test.
 			gets, most := counts.Requests[objecttest.Get]-int64(got.placed), int64(2*files+3)
 			if name == "webdataset" {
-				most = int64(3*files + 20) // headers are looked at first
+				most = int64(3*files + 20) // headers are sampled first
 			}
 			if gets > most {
 				t.Errorf("%d reads of %d files, want at most %d", gets, files, most)
@@ -167,13 +168,14 @@ func TestReadFromS3(t *testing.T) {
 	}
 }
 
-// rowsText is what was read, without what names the place.
+// rowsText returns the rows without the parts that depend on the place.
 func (r *readResult) rowsText() string {
 	r.notes = nil
 	return r.text()
 }
 
-// Walking asks for headers alone: nothing of folders, little of tars whose members are large.
+// Walking requests only headers: nothing of folders, and little of tars with large
+// members.
 func TestWalkReadsLittle(t *testing.T) {
 	s := startS3(t)
 	large := strings.Repeat("x", 1<<20)
@@ -225,7 +227,8 @@ func TestWalkReadsLittle(t *testing.T) {
 	}
 }
 
-// An object that changes after it was listed is a bad sample that is named, and others are read.
+// An object that changes after it was listed is a bad sample with its name, and others
+// are read.
 func TestObjectThatChanges(t *testing.T) {
 	s := startS3(t)
 	s.put(t, tree(t, map[string]string{"a/1.jpg": jpg(t, 1), "a/2.jpg": jpg(t, 2), "b/3.jpg": jpg(t, 3)}), "x/")
@@ -237,7 +240,7 @@ func TestObjectThatChanges(t *testing.T) {
 	}
 }
 
-// A way to the bucket that breaks is an error of the whole, and makes no samples bad.
+// If the bucket becomes unreachable, the import fails, and no sample is bad.
 func TestBucketThatIsDenied(t *testing.T) {
 	for name, root := range dataSets(t) {
 		s := startS3(t)
@@ -258,7 +261,7 @@ func TestBucketThatIsDenied(t *testing.T) {
 				bad += len(b.Bad)
 			}
 		}
-		kept := name == "mds" || name == "webdataset" // what was read for the columns is not read again
+		kept := name == "mds" || name == "webdataset" // data of the first pass is kept
 		if kept && failed != nil || !kept && !errors.Is(failed, schema.ErrDenied) || bad > 0 {
 			t.Errorf("%s: %v, and %d bad samples", name, failed, bad)
 		}
@@ -275,8 +278,7 @@ func TestBucketThatIsDenied(t *testing.T) {
 	}
 }
 
-// A URL names one of these: an object, a folder with and without a slash, a pattern,
-// nothing.
+// A URL names an object, a folder with or without a slash, a pattern, or nothing.
 func TestPlacesInBuckets(t *testing.T) {
 	s := startS3(t)
 	picture := jpg(t, 1)
@@ -286,7 +288,7 @@ func TestPlacesInBuckets(t *testing.T) {
 			"/etc/passwd\n../../../b/imgs/a/1.jpg\n", "lists/imgs/1.jpg": picture, "lists/imgs/2.jpg": picture}), "")
 	s.PutObject("b", "imgs/", nil)          // a marker of a folder
 	s.PutObject("b", "imgs/a//2.jpg", nil)  // no path
-	s.PutObject("b", "imgs/a/1.jpg/x", nil) // below an object, which is a folder, too
+	s.PutObject("b", "imgs/a/1.jpg/x", nil) // below an object that is also a folder
 	s.PutObject("b", "imgs/.hidden/1.jpg", nil)
 	for _, c := range []struct {
 		key  string
@@ -320,7 +322,7 @@ func TestPlacesInBuckets(t *testing.T) {
 			t.Errorf("%s: %v, want %v", key, err, want)
 		}
 	}
-	// If the first keys of a folder do not show its format, its last keys are looked at.
+	// If the first keys of a folder do not show its format, its subfolders are sampled.
 	for i := range 2500 {
 		s.PutObject("b", fmt.Sprintf("many/a/%04d.txt", i), nil)
 		s.PutObject("b", fmt.Sprintf("many/b/%04d.txt", i), nil)
@@ -336,7 +338,7 @@ func TestPlacesInBuckets(t *testing.T) {
 	}
 }
 
-// A list of keys has what was put into it, and lists folders as a system of files does.
+// A keyList has the keys that were added, and lists folders as a file system does.
 func TestKeyList(t *testing.T) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)

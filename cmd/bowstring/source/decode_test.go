@@ -41,8 +41,8 @@ func TestMain(m *testing.M) {
 	}
 }
 
-// childMemory is what a child may have of address space: room for the runtime, for what
-// is read ahead, and for one image of the largest size that is decoded.
+// childMemory is the address space of a child: room for the runtime, for read-ahead, and
+// for one image of the largest size that is decoded.
 const childMemory = 4 << 30
 
 // childRead prints what becomes of each sample of a source. An allocation beyond
@@ -157,7 +157,7 @@ func bombs(t testing.TB) map[string][]byte {
 	}
 }
 
-// TestDecompressionBombs imports them in a process that has no such memory.
+// TestDecompressionBombs imports them in a process without so much memory.
 func TestDecompressionBombs(t *testing.T) {
 	files := map[string]string{"good.jpg": jpg(t, 1)}
 	for name, b := range bombs(t) {
@@ -193,7 +193,7 @@ func TestDecompressionBombs(t *testing.T) {
 	if !slices.Contains(got, want) {
 		t.Errorf("got %q, want %q among them", got, want)
 	}
-	// One of the largest size that is decoded fits, whatever it turns out to hold.
+	// An image of the largest decoded size fits, whatever its content is.
 	got = inChild(t, VerifyDecode, tree(t, map[string]string{"1.png": string(pngClaiming(1<<14, 1<<13, 2)),
 		"2.png": string(pngClaiming(1<<14, 1<<13, 2)), "3.png": string(pngClaiming(1<<14, 1<<13, 2))}))
 	for _, line := range got {
@@ -246,7 +246,7 @@ func FuzzDecode(f *testing.F) {
 			return
 		}
 		if h.Bytes > 300<<20 || h.Width*h.Height > 1<<22 {
-			return // what is allowed, but slow to look for faults in
+			return // allowed, but too slow for fuzzing
 		}
 		// Windows and tables of decompressors, and buffers of the file's bytes.
 		room := int64(1<<20 + 2*len(b))
@@ -258,7 +258,7 @@ func FuzzDecode(f *testing.F) {
 	})
 }
 
-// TestOrientation holds that what Exif says of an image is known.
+// TestOrientation: the orientation in Exif is read.
 func TestOrientation(t *testing.T) {
 	for name, want := range map[string]int32{
 		"exif-2.jpg": 2, "exif-5.jpg": 5, "exif-6.jpg": 6, "444.jpg": 1, "lzw.tif": 1,
@@ -273,7 +273,8 @@ func TestOrientation(t *testing.T) {
 	}
 }
 
-// TestKinds holds that an import takes what the operators decode, and refuses the rest as not supported.
+// TestKinds: an import accepts the images that the operators decode, and rejects others
+// as not supported.
 func TestKinds(t *testing.T) {
 	const folder = "../../../fetch/operators/images/testdata/"
 	text, err := os.ReadFile(folder + "kinds.json")

@@ -12,7 +12,7 @@ import (
 	"bowstring/schema"
 )
 
-// decodeUnit is what a unit holds, as a server decodes it.
+// decodeUnit decodes a unit as a server does.
 func decodeUnit(t *testing.T, file []byte, u schema.Unit) []byte {
 	t.Helper()
 	out := make([]byte, u.Size)
@@ -22,14 +22,15 @@ func decodeUnit(t *testing.T, file []byte, u schema.Unit) []byte {
 	return out
 }
 
-// extents is how many blobs are stored as they are, in units, and not in one piece.
+// extents counts blobs stored uncompressed, in units, and not in one piece.
 type extents struct {
 	plain, packed, none int
 	whys                []string // of the latter
 	rows                int
 }
 
-// checkExtents reads a data set, and compares each blob with the bytes at its extent. A null has no extent.
+// checkExtents reads a data set, and compares each blob with the bytes at its extent. A
+// null has no extent.
 func checkExtents(t *testing.T, path string, opts Options) (found extents) {
 	t.Helper()
 	src, err := Open(t.Context(), path, opts)
@@ -97,7 +98,8 @@ func checkExtents(t *testing.T, path string, opts Options) (found extents) {
 	return found
 }
 
-// The bytes at each extent are those of the blob, in what the libraries wrote that define the formats.
+// The bytes at each extent are those of the blob, in files of the libraries that define
+// the formats.
 func TestExtentsOfRealFiles(t *testing.T) {
 	for name, want := range map[string]extents{
 		"mds/plain":        {plain: 30, rows: 10},

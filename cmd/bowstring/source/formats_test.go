@@ -95,7 +95,7 @@ func TestWebDataset(t *testing.T) {
 			golden(t, name, readAll(t, tree(t, files), Options{}, ReadOptions{}).text())
 		})
 	}
-	// Each cut is found, wherever it is.
+	// A cut at any offset is found.
 	root := tree(t, map[string]string{"train.tar": one})
 	path := filepath.Join(root, "train.tar")
 	for cut := len(one) - 1; cut > 0; cut -= 97 {
@@ -217,7 +217,7 @@ func TestParquet(t *testing.T) {
 		`[null, null]`)
 	golden(t, "parquet-plain", readAll(t, filepath.Join(root, "plain"), Options{}, ReadOptions{}).text())
 
-	// A shard of other columns, one cut short, one that is none.
+	// A shard with other columns, a truncated one, and a file that is no Parquet.
 	bad := filepath.Join(root, "bad")
 	writeParquet(t, filepath.Join(bad, "train-00000-of-00004.parquet"), "", plain, jsonText(t, []any{one}), `[1]`,
 		`[null]`)
@@ -235,7 +235,8 @@ func TestParquet(t *testing.T) {
 	golden(t, "parquet-bad", readAll(t, bad, Options{}, ReadOptions{}).text())
 }
 
-// TestDamagedParquet damages a file at many places: it may be read or be refused, but neither panic nor hang.
+// TestDamagedParquet damages a file at many places. Reading may succeed or fail, but must
+// neither panic nor hang.
 func TestDamagedParquet(t *testing.T) {
 	root := t.TempDir()
 	path := filepath.Join(root, "x.parquet")

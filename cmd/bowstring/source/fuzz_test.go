@@ -16,8 +16,8 @@ import (
 	"bowstring/schema"
 )
 
-// readFuzzed reads what was made of a fuzzer's bytes to its end, and holds the outcome to what every import
-// relies on. It returns the number of bytes that samples had.
+// readFuzzed reads a fuzzed data set to its end, and checks what every import relies on.
+// It returns the number of bytes in samples.
 func readFuzzed(t *testing.T, path, format string) (n int64) {
 	t.Helper()
 	src, err := Open(t.Context(), path, Options{Format: format})
@@ -65,7 +65,8 @@ func readFuzzed(t *testing.T, path, format string) (n int64) {
 	return n
 }
 
-// plainOnly is a batch without the places in units: one that is damaged may be read up to the damage, and is not decoded.
+// plainOnly returns a batch without extents in units: a damaged unit may be readable up
+// to the damage, but cannot be decoded.
 func plainOnly(b *Batch) *Batch {
 	out := *b
 	out.At = make([][]Extent, len(b.At))
@@ -93,8 +94,8 @@ func placesOf(b *Batch, at map[string]string) {
 	}
 }
 
-// walkFuzzed reads the same once more, without reading blobs, in a bucket: each sample
-// that can be read has the same extents.
+// walkFuzzed walks the same data set in a bucket. Each readable sample has the same
+// extents.
 func walkFuzzed(t *testing.T, path, format string, want map[string]string) {
 	t.Helper()
 	src, err := Open(t.Context(), fileURL(path), Options{Format: format, Walk: true})
@@ -132,7 +133,7 @@ func writeFuzzed(t *testing.T, files map[string][]byte) string {
 	return root
 }
 
-// FuzzTarMembers makes tars of names and contents, so that what is behind the headers is reached.
+// FuzzTarMembers makes tars of names and contents, so that fuzzing gets past the headers.
 func FuzzTarMembers(f *testing.F) {
 	f.Add("a.jpg\x00a.txt\x00b.jpg\x00b.txt", []byte("text"), byte(0))
 	f.Add("a.jpg\x00b.jpg\x00a.txt\x00b.txt", []byte("x"), byte(1))
@@ -187,7 +188,8 @@ func FuzzMDSIndex(f *testing.F) {
 	})
 }
 
-// FuzzMDSValue: a decoder takes any bytes, and makes what its column's builder takes.
+// FuzzMDSValue: a decoder accepts any bytes, and its values fit the builder of the
+// column.
 func FuzzMDSValue(f *testing.F) {
 	for encoding := range mdsScalars {
 		f.Add(encoding, []byte{1, 2, 3, 4, 5, 6, 7, 8})
@@ -230,7 +232,7 @@ func FuzzParquet(f *testing.F) {
 		}
 	}
 	f.Add([]byte("PAR1PAR1"))
-	// Levels and pages that Arrow's library does not come to the end of, and a schema that asks for 240 GB.
+	// Levels and pages on which Arrow's library loops, and a schema that claims 240 GB.
 	for _, name := range []string{"levels", "header", "schema"} {
 		b, err := os.ReadFile(filepath.Join("testdata/parquet/damaged", name+".parquet"))
 		if err != nil {
@@ -243,7 +245,7 @@ func FuzzParquet(f *testing.F) {
 	})
 }
 
-// FuzzTables reads one text as each kind of table, of paths and of metadata.
+// FuzzTables reads one text as each kind of table, for paths and for metadata.
 func FuzzTables(f *testing.F) {
 	for _, s := range []string{"path,label,split\na.jpg,x,train\na.jpg,y,val\n", "path\tn\na.jpg\t1\n",
 		"{\"path\": \"a.jpg\", \"n\": [1, \"x\"]}\n{\"path\": \"../a.jpg\"}\n",
@@ -262,7 +264,7 @@ func FuzzTables(f *testing.F) {
 	})
 }
 
-// FuzzFolder makes files of any names that the file system takes.
+// FuzzFolder makes files with any names that the file system allows.
 func FuzzFolder(f *testing.F) {
 	f.Add("a/1.jpg\x00b/1.jpg\x00b.jpg/2.jpg\x00c/readme")
 	f.Add("train/a/1.jpg\x00val/b/1.jpg\x00stray.jpg")
@@ -273,7 +275,7 @@ func FuzzFolder(f *testing.F) {
 		for name := range strings.SplitSeq(names, "\x00") {
 			if name = filepath.Clean(name); filepath.IsLocal(name) &&
 				os.MkdirAll(filepath.Dir(filepath.Join(root, name)), 0o755) == nil {
-				_ = os.WriteFile(filepath.Join(root, name), image, 0o644) // as far as the file system takes the name
+				_ = os.WriteFile(filepath.Join(root, name), image, 0o644) // some names are not allowed
 			}
 		}
 		readFuzzed(t, root, "imagefolder")

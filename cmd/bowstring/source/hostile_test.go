@@ -51,7 +51,7 @@ func TestParseObject(t *testing.T) {
 	}
 }
 
-// TestTableOfGaps: each line has a key of its own, or the last one of many has a new one.
+// TestTableOfGaps: each line has its own key, or the last of many lines has a new one.
 func TestTableOfGaps(t *testing.T) {
 	read := func(lines int, key func(i int) int) error {
 		var b bytes.Buffer
@@ -76,7 +76,7 @@ func TestTableOfGaps(t *testing.T) {
 	}
 }
 
-// TestTextThatIsNone: Arrow's readers take it for granted that text is valid UTF-8.
+// TestTextThatIsNone: Arrow's readers assume that text is valid UTF-8.
 func TestTextThatIsNone(t *testing.T) {
 	root := tree(t, map[string]string{"1.jpg": jpg(t, 1), "2.jpg": jpg(t, 2),
 		"metadata.csv": "file_name,text\n1.jpg,fine\n2.jpg,\xff\n"})
@@ -107,7 +107,7 @@ func TestTextThatIsNone(t *testing.T) {
 	}
 }
 
-// mdsDir writes a directory of MDS: an index of one shard, and that.
+// mdsDir writes a directory of MDS with one shard.
 func mdsDir(t testing.TB, index map[string]any, name string, shard []byte) string {
 	t.Helper()
 	root := t.TempDir()
@@ -128,7 +128,8 @@ func mdsDir(t testing.TB, index map[string]any, name string, shard []byte) strin
 	return root
 }
 
-// TestMDSBombs: sizes that an index or a shard claims take no memory before there are such bytes.
+// TestMDSBombs: sizes that an index or a shard claims take no memory before the bytes
+// exist.
 func TestMDSBombs(t *testing.T) {
 	zip := func(name string, n int) map[string]any { return map[string]any{"basename": name, "bytes": n} }
 	raw := func(n int64) map[string]any { return map[string]any{"basename": "s.mds", "bytes": n} }
@@ -140,7 +141,7 @@ func TestMDSBombs(t *testing.T) {
 		}
 		return w.EncodeAll(append(binary.LittleEndian.AppendUint32(nil, 1<<32-1), make([]byte, 64<<20)...), nil)
 	}()
-	window := []byte{0x28, 0xb5, 0x2f, 0xfd, 0x00, 0xa8, 0x01, 0x00, 0x00} // of 2 GiB
+	window := []byte{0x28, 0xb5, 0x2f, 0xfd, 0x00, 0xa8, 0x01, 0x00, 0x00} // a window of 2 GiB
 	far := binary.LittleEndian.AppendUint32(binary.LittleEndian.AppendUint32(binary.LittleEndian.AppendUint32(nil, 1),
 		12), 1<<31)
 	for name, c := range map[string]struct {
@@ -199,7 +200,7 @@ func TestTarBombs(t *testing.T) {
 		len(bad[0]) > 1000 {
 		t.Errorf("a long name: %q", bad)
 	}
-	// Members that are too large together are refused before the last is read.
+	// Members that are too large together are rejected before the last is read.
 	source := &webDataset{members: map[string]member{"two": {memberBlob, 0}}}
 	samples := &tarSamples{source: source, group: group{has: map[string]bool{}},
 		filled: make([]bool, 1), sample: Sample{Size: maxBlob - 10, Blobs: make([][]byte, 1)}}
@@ -212,7 +213,8 @@ func TestTarBombs(t *testing.T) {
 	}
 }
 
-// TestLinksOut: a link may lead to any file of who imports, which is not what was handed over.
+// TestLinksOut: a link may lead to any file of the importing user, which is not part of
+// the data set.
 func TestLinksOut(t *testing.T) {
 	outside := tree(t, map[string]string{"private.jpg": jpg(t, 1), "secrets.csv": "file_name,a\n1.jpg,password\n"})
 	root := tree(t, map[string]string{"a/1.jpg": jpg(t, 2)})
@@ -239,7 +241,7 @@ func TestLinksOut(t *testing.T) {
 	if r := readAll(t, link, Options{}, ReadOptions{}); len(r.keys) != 2 {
 		t.Errorf("keys %q", r.keys)
 	}
-	// Metadata, whose every cell would be a column's.
+	// Each cell of a metadata file would become part of a column.
 	if err := os.Symlink(filepath.Join(outside, "secrets.csv"), filepath.Join(root, "a/metadata.csv")); err != nil {
 		t.Fatal(err)
 	}

@@ -9,7 +9,8 @@ import (
 	"bowstring/schema"
 )
 
-// TestFileNameColumns: metadata that names files in several columns is read as the library datasets reads it.
+// TestFileNameColumns: metadata that names files in several columns is read as the
+// library datasets reads it.
 func TestFileNameColumns(t *testing.T) {
 	pics := map[string]string{"images/1.jpg": jpg(t, 1), "images/2.jpg": jpg(t, 2),
 		"masks/1.png": string(picture(t, "png", 1, 2, 2)), "masks/2.png": string(picture(t, "png", 2, 2, 2)),

@@ -117,7 +117,7 @@ func TestImageFolder(t *testing.T) {
 	})
 }
 
-// TestSpecialFiles has what no image folder should: it must neither hang nor end the import.
+// TestSpecialFiles has special files. They must neither hang nor end the import.
 func TestSpecialFiles(t *testing.T) {
 	root := tree(t, map[string]string{"a/1.jpg": jpg(t, 1), "a/dir.jpg/2.jpg": jpg(t, 2)})
 	if err := errors.Join(
@@ -143,7 +143,7 @@ func TestUnreadable(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// Gone between the two walks, and grown between stat and read.
+	// One file is removed between the two walks, one grows between stat and read.
 	if err := os.Remove(filepath.Join(root, "a/2.jpg")); err != nil {
 		t.Fatal(err)
 	}
@@ -171,7 +171,8 @@ func TestUnreadable(t *testing.T) {
 	}
 }
 
-// TestOrder creates the same files in another order elsewhere: ids and order must not show it.
+// TestOrder creates the same files in another order and place. Ids and order must be the
+// same.
 func TestOrder(t *testing.T) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
@@ -268,7 +269,7 @@ func TestLimitAndCancel(t *testing.T) {
 	if !errors.Is(got, cause) {
 		t.Errorf("cancelled: %v, want the cause", got)
 	}
-	// A consumer that stops leaves nothing running: TestMain looks.
+	// A consumer that stops leaves no goroutine: TestMain checks that.
 	for range r.Batches(t.Context()) {
 		break
 	}

@@ -25,7 +25,7 @@ func indexOf(t *testing.T, content string, kind TarIndex) string {
 	return string(index)
 }
 
-// alterIndex makes an index say something else, as mistakes and bad will have it.
+// alterIndex changes an index, by mistake or by malice.
 func alterIndex(rng *rand.Rand, kind TarIndex, index, another string, size int, large bool) string {
 	if kind == EnergonIndex {
 		data := []byte(index)
@@ -103,9 +103,8 @@ func alterIndex(rng *rand.Rand, kind TarIndex, index, another string, size int, 
 	return strings.Join(lines, "")
 }
 
-// Whatever the indexes beside tars say, the rows are those of the headers: each blob has
-// its true offset and size. Where everything is read, an index that is wrong makes
-// samples bad by name, or nothing at all.
+// With any indexes next to tars, the rows are those of the headers: each blob has its
+// true offset and size.
 func TestIndexesThatDiffer(t *testing.T) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
@@ -159,9 +158,9 @@ func TestIndexesThatDiffer(t *testing.T) {
 	}
 }
 
-// For large tars a sample of members is compared. Indexes that are shifted, cut off, of
-// another tar, that lack samples, or that say what cannot be, are found out all the same.
-// Where all headers are read, nothing that an index says makes a difference.
+// For large tars a sample of members is compared. It detects indexes that are shifted,
+// cut off, of another tar, incomplete, or impossible. If all headers are read, an index
+// makes no difference.
 func TestIndexesOfLargeTars(t *testing.T) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
@@ -217,8 +216,9 @@ func walkedRows(t *testing.T, url string, opts Options) (rows []string) {
 	return rows
 }
 
-// An index saves requests: one that names members most of them, one of offsets none, but it has them made at once. Headers are
-// read once, though columns and samples both need them.
+// An index that names members saves most requests. An index of offsets saves none, but
+// makes them parallel. Headers are read once, although columns and samples both need
+// them.
 func TestIndexesSaveRequests(t *testing.T) {
 	s := startS3(t)
 	var members []entry
@@ -261,7 +261,8 @@ func TestIndexesSaveRequests(t *testing.T) {
 	}
 }
 
-// Where indexes of a folder say how many samples tars have, and that is not so, a note says which.
+// If an index of a folder states a wrong number of samples for a tar, a note names the
+// tar.
 func TestIndexesOfCounts(t *testing.T) {
 	for name, index := range map[string]string{
 		"wids.json":            `{"__kind__": "wids-shard-index-v1", "shardlist": [{"url": "s3://x/y/a.tar", "nsamples": %d}]}`,
@@ -287,8 +288,8 @@ func TestIndexesOfCounts(t *testing.T) {
 	}
 }
 
-// An index that names members works as well for a tar with folders, links and extended
-// headers between its members.
+// An index that names members also works for a tar with folders, links and extended
+// headers between members.
 func TestIndexOfManyHeaders(t *testing.T) {
 	s := startS3(t)
 	rng := rand.New(rand.NewPCG(1, 2))

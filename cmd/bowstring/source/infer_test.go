@@ -11,7 +11,7 @@ import (
 	"github.com/apache/arrow/go/v17/arrow/memory"
 )
 
-// typeOf is the type of a column, and what becomes of its values.
+// typeOf returns the type of a column and its converted values.
 func typeOf(values []written) (typ string, out []any) {
 	var t inferred
 	for _, v := range values {
@@ -23,7 +23,7 @@ func typeOf(values []written) (typ string, out []any) {
 	return t.dataType().String(), out
 }
 
-// TestCells: what the cells of a column of CSV become.
+// TestCells: types and values of CSV cells.
 func TestCells(t *testing.T) {
 	for _, c := range []struct{ cells, typ, values string }{
 		{"1 -12 0", "int64", "1 -12 0"},
@@ -35,7 +35,7 @@ func TestCells(t *testing.T) {
 		{"1 0.5", "float64", "1 0.5"},
 		{"1 .5 5. -0.25 1e3 1.5E+3 1e-7", "float64", "1 0.5 5 -0.25 1000 1500 1e-07"},
 		{"true False TRUE", "bool", "true false true"},
-		// Text is as it is written.
+		// Text is kept byte for byte.
 		{"1.10 a", "utf8", "1.10 a"},
 		{"1234e56 a", "utf8", "1234e56 a"},
 		{"77e1 2", "utf8", "77e1 2"},
@@ -65,7 +65,7 @@ func TestCells(t *testing.T) {
 		{"9007199254740994 0.5", "float64", "9.007199254740994e+15 0.5"},
 		{"9007199254740993 nan", "utf8", "9007199254740993 nan"},
 		{"18446744073709551615 0.5", "utf8", "18446744073709551615 0.5"},
-		// Decimals are, but not to infinity.
+		// Decimals are rounded, but not to infinity.
 		{"0.1234567890123456789", "float64", "0.12345678901234568"},
 		{"1e-400", "float64", "0"},
 		{"1e400 1", "utf8", "1e400 1"},
@@ -83,7 +83,7 @@ func TestCells(t *testing.T) {
 	}
 }
 
-// TestJSONValues: what the values of a key become.
+// TestJSONValues: types and values of a JSON key.
 func TestJSONValues(t *testing.T) {
 	for _, c := range []struct{ lines, typ, values string }{
 		{`1|null|-3`, "int64", "[1 <nil> -3]"},
@@ -94,7 +94,7 @@ func TestJSONValues(t *testing.T) {
 		{`null`, "utf8", "[<nil>]"},
 		{`"1"|"2"`, "utf8", "[1 2]"},
 		{`""|null`, "utf8", "[ <nil>]"},
-		// Text is as it is written.
+		// Text is kept byte for byte.
 		{`"x"|1.10|1E2|true| { "a" : 1.0 } `, "utf8", "[x 1.10 1E2 true <nil>]"},
 		{`"x"|[1.10,  null]`, "utf8", "[x [1.10,  null]]"},
 		{`true|1`, "utf8", "[true 1]"},
@@ -157,7 +157,7 @@ func TestValuesOfTars(t *testing.T) {
 	}
 }
 
-// TestJSONText reads JSON that is right, and refuses what is not.
+// TestJSONText reads valid JSON and rejects invalid JSON.
 func TestJSONText(t *testing.T) {
 	for text, want := range map[string]string{
 		`{"b": 1, "a": {"y": "x", "x": {"z": null}}, "": true}`: `b=1 a_y=x a_x_z= =true`,
@@ -214,8 +214,8 @@ func TestJSONText(t *testing.T) {
 	}
 }
 
-// FuzzParseObject checks that parseObject takes only JSON, NaN and Infinity, and that the inferred type holds each
-// value.
+// FuzzParseObject checks that parseObject takes only JSON, NaN and Infinity, and that the
+// inferred type holds each value.
 func FuzzParseObject(f *testing.F) {
 	for _, s := range []string{`{"a": {"b": [1, 2.5, null, {"c": true}]}, "d": "x"}`, `{"a": 1, "a": 2}`, `{"a": [1,]}`,
 		`{"a" "b"}`, `{} {}`, `[]`, `{"\ud800": "\ud800"}`, `{"a": {"b": 1}, "a_b": 2}`, `{"x": 1e999}`,

@@ -24,7 +24,7 @@ import (
 	"bowstring/schema"
 )
 
-// inventoryOf makes files of inventories of a bucket, in several formats, and returns what names them.
+// inventoryOf writes inventories of a bucket in several formats, and returns their names.
 func inventoryOf(t *testing.T, s *s3) map[string]string {
 	t.Helper()
 	b, err := s.opts.Bucket(t.Context(), "s3://b?endpoint="+s.Endpoint()+"&region=eu-central-1&anonymous=true")
@@ -101,12 +101,12 @@ func inventoryOf(t *testing.T, s *s3) map[string]string {
 	return found
 }
 
-// inBucket is the URL of a key of a bucket.
+// inBucket returns the URL of a key in a bucket.
 func (s *s3) inBucket(bucket, key string) string {
 	return "s3://" + bucket + "/" + key + "?endpoint=" + s.Endpoint() + "&region=eu-central-1&anonymous=true"
 }
 
-// parquetOf is an inventory in Parquet.
+// parquetOf returns an inventory in Parquet.
 func parquetOf(t *testing.T, rows []object.Info) string {
 	t.Helper()
 	b := array.NewRecordBuilder(memory.DefaultAllocator, arrow.NewSchema([]arrow.Field{
@@ -148,7 +148,7 @@ func parquetOf(t *testing.T, rows []object.Info) string {
 	return string(content)
 }
 
-// A list that another program has made takes the place of listing the bucket, and leads to the same rows.
+// A list from another program replaces listing the bucket, and gives the same rows.
 func TestInventories(t *testing.T) {
 	s := startS3(t)
 	s.put(t, tree(t, map[string]string{"d/a/1 é+%.jpg": jpg(t, 1), "d/a/2.jpg": jpg(t, 2), "d/b/3,\".jpg": jpg(t, 3),
@@ -210,7 +210,7 @@ func TestInventories(t *testing.T) {
 	}
 }
 
-// Objects come out of a keySorter in the order of their keys, each once.
+// A keySorter returns objects in the order of their keys, each once.
 func TestKeySorter(t *testing.T) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)

@@ -5,7 +5,8 @@ import (
 	"testing"
 )
 
-// TestTablesWithoutFiles: a table that names no files has rows of metadata, with ids that stay.
+// TestTablesWithoutFiles: a table that names no files has rows of metadata, with ids that
+// stay.
 func TestTablesWithoutFiles(t *testing.T) {
 	files := map[string]string{"a.csv": "split,prompt,label\ntest,Why?,b\ntrain,How?,a\n",
 		"b.jsonl": `{"prompt": "Why?", "turns": [1, 2]}` + "\n", "c.csv": "n,photo\n1,x\n2,a.png\n"}
@@ -21,7 +22,7 @@ func TestTablesWithoutFiles(t *testing.T) {
 	if len(r.rows) != 1 || r.rows[0] != "train b.jsonl#0: prompt=Why? turns=[1,2]" {
 		t.Errorf("rows %q", r.rows)
 	}
-	// A column that has the name of a picture may be meant as one of paths.
+	// A column with the name of an image may be meant as the paths.
 	if _, err := Open(t.Context(), root+"/c.csv", Options{}); err == nil ||
 		!strings.Contains(err.Error(), "say which with --path-column") {
 		t.Errorf("%v", err)

@@ -10,7 +10,7 @@ import (
 	"golang.org/x/text/unicode/norm"
 )
 
-// TestNamesWrittenOtherwise: tables that Windows and macOS wrote name the files of this folder.
+// TestNamesWrittenOtherwise: tables from Windows and macOS name the files of this folder.
 func TestNamesWrittenOtherwise(t *testing.T) {
 	nfc, nfd := norm.NFC.String("é"), norm.NFD.String("é")
 	for name, c := range map[string]struct {

@@ -24,7 +24,7 @@ func tableOf(t *testing.T, name, content string) (*table, error) {
 	return localFiles(root).readTable(t.Context(), root, []string{name}, tableOptions{})
 }
 
-// shown is a table in a line: its columns with their values, what is bad, and what is to be noted.
+// shown returns a table in one line: columns with values, bad rows, and notes.
 func (t *table) shown() string {
 	var out []string
 	for i, f := range t.fields {
@@ -58,7 +58,7 @@ func utf16Of(s string, little bool) string {
 	return string(b)
 }
 
-// TestTables reads what people and programs write.
+// TestTables reads tables as people and programs write them.
 func TestTables(t *testing.T) {
 	const extra = "there is text behind the quotation mark that ends a cell; within it, a quotation mark is written " +
 		`as ""`
@@ -166,7 +166,7 @@ func TestTables(t *testing.T) {
 	}
 }
 
-// TestWideTable takes some of more columns than a dataset may have.
+// TestWideTable selects from more columns than a dataset may have.
 func TestWideTable(t *testing.T) {
 	var head, row []string
 	for i := range 20_000 {
@@ -200,7 +200,7 @@ func TestPathsAndSplitsAreText(t *testing.T) {
 	}
 }
 
-// TestManyBadRows: a file of nothing but bad lines is no table.
+// TestManyBadRows: a file with bad lines only is no table.
 func TestManyBadRows(t *testing.T) {
 	_, err := tableOf(t, "x.csv", "a,b\n"+strings.Repeat("x\n", maxBadRows+1))
 	if !errors.Is(err, schema.ErrLimit) || !strings.Contains(err.Error(), "the first is x.csv:2") {
@@ -208,7 +208,8 @@ func TestManyBadRows(t *testing.T) {
 	}
 }
 
-// TestOpenMarks reads many cells whose quotation does not end. The reader does not read the rest of the file for each.
+// TestOpenMarks reads many cells whose quotation does not end. The reader does not read
+// the rest of the file for each.
 func TestOpenMarks(t *testing.T) {
 	in := strings.NewReader("a,b\n" + strings.Repeat("\"x,1\n\"\"\"y,2\n\"\"z,3\n", 100_000))
 	d := &delimited{lines: newLineReader(bufio.NewReader(in)), comma: ','}
@@ -224,7 +225,7 @@ func TestOpenMarks(t *testing.T) {
 	}
 }
 
-// TestLongNames: names that a dataset cannot have become others, each once.
+// TestLongNames: names that a dataset does not allow are replaced by distinct ones.
 func TestLongNames(t *testing.T) {
 	long := strings.Repeat("é", 100)
 	names := []string{"a", "id", "source_id", "", long, long + "x", "image", "unnamed"}
@@ -253,7 +254,7 @@ func TestLongNames(t *testing.T) {
 	}
 }
 
-// FuzzTable: whatever the bytes, each row has a value or none in each column.
+// FuzzTable: for any bytes, each column has one value or null for each row.
 func FuzzTable(f *testing.F) {
 	for kind, s := range map[string]string{"csv": "path,a\nx,1\ny,\n", "tsv": "a\tb\n\"x\"y\t1\n\"\n",
 		"json":  `[{"a": 1}, 2]`,

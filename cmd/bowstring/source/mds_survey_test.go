@@ -17,7 +17,7 @@ func uint32s(values ...int) (b []byte) {
 	return b
 }
 
-// mdsShardOf is a shard whose samples have one column of no fixed size.
+// mdsShardOf returns a shard with one column of variable size.
 func mdsShardOf(samples ...[]byte) []byte {
 	at := 4 + 4*(len(samples)+1)
 	offsets, content := []int{at}, []byte{}
@@ -28,7 +28,7 @@ func mdsShardOf(samples ...[]byte) []byte {
 	return slices.Concat(uint32s(len(samples)), uint32s(offsets...), content)
 }
 
-// TestMDSSurveyed: what such columns become depends on all their values.
+// TestMDSSurveyed: the type of such a column depends on all its values.
 func TestMDSSurveyed(t *testing.T) {
 	one, two := jpg(t, 1), jpg(t, 2)
 	list := func(images ...string) []byte {

@@ -27,7 +27,8 @@ func (c *counted) Range(ctx context.Context, key string, v schema.ObjectVersion,
 	return c.Bucket.Range(ctx, key, v, offset, buf)
 }
 
-// mdsOf writes shards of samples with columns image (bytes), label (int) and text (str), k samples in each.
+// mdsOf writes shards of samples with columns image (bytes), label (int) and text (str),
+// k samples in each.
 func mdsOf(t *testing.T, rng *rand.Rand, shards, k, size int) string {
 	t.Helper()
 	root := t.TempDir()
@@ -65,8 +66,8 @@ func bytesOf(texts []string) (all [][]byte) {
 	return all
 }
 
-// Raw shards are walked by their tables and the beginnings of samples: the rows are those that reading through finds,
-// and little is read.
+// Uncompressed shards are walked by their tables and the heads of samples. The rows are
+// those of reading through, and little is read.
 func TestMDSWalk(t *testing.T) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
@@ -115,7 +116,7 @@ func TestMDSWalk(t *testing.T) {
 	}
 }
 
-// A shard that is damaged where walking looks is bad, walked or read.
+// A shard with damage that walking can see is bad, whether walked or read.
 func TestMDSWalkDamaged(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 0))
 	for name, change := range map[string]func(b []byte) []byte{

@@ -16,7 +16,8 @@ import (
 	"bowstring/schema"
 )
 
-// megatronIndex is an index as Megatron writes it, of documents that are each a list of the sizes of its sequences.
+// megatronIndex is an index as Megatron writes it, of documents that are each a list of
+// the sizes of its sequences.
 func megatronIndex(code byte, width int, documents [][]int) []byte {
 	b := append([]byte(megatronMagic), binary.LittleEndian.AppendUint64(nil, 1)...)
 	b = append(b, code)
@@ -39,7 +40,8 @@ func megatronIndex(code byte, width int, documents [][]int) []byte {
 	return b
 }
 
-// megatronDir writes a pair of files, whose token ids are 0, 1, 2 and so on, by their low bytes.
+// megatronDir writes a pair of files, whose token ids are 0, 1, 2 and so on, by their low
+// bytes.
 func megatronDir(t testing.TB, name string, code byte, documents [][]int) string {
 	t.Helper()
 	root := t.TempDir()
@@ -71,7 +73,8 @@ func sum(all []int) (n int) {
 	return n
 }
 
-// TestMegatron: each type, as lists and as blobs, with the types of Megatron's numbers; from a folder and from a bucket.
+// TestMegatron: each type, as lists and as blobs, with the types of Megatron's numbers;
+// from a folder and from a bucket.
 func TestMegatron(t *testing.T) {
 	documents := [][]int{{3}, {0}, {2}}
 	for code, name := range megatronTypes {
@@ -188,7 +191,8 @@ func TestMegatronDamaged(t *testing.T) {
 	}
 }
 
-// TestMegatronBounds: an index that lets many sequences have all of the tokens makes no more of them than there are.
+// TestMegatronBounds: an index in which many sequences claim all tokens does not multiply
+// them.
 func TestMegatronBounds(t *testing.T) {
 	const n = 2000
 	documents := make([][]int, n)
@@ -213,7 +217,7 @@ func TestMegatronBounds(t *testing.T) {
 	}
 }
 
-// TestMegatronRandom: any documents come back as they are, as lists and as blobs.
+// TestMegatronRandom: documents are read unchanged, as lists and as blobs.
 func TestMegatronRandom(t *testing.T) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)

@@ -12,7 +12,7 @@ import (
 	"bowstring/schema"
 )
 
-// TestMissingShards: names that say how many shards there are are held to it.
+// TestMissingShards: if names state the number of shards, a missing one is reported.
 func TestMissingShards(t *testing.T) {
 	fields := []arrow.Field{{Name: "n", Type: arrow.PrimitiveTypes.Int64}}
 	for name, c := range map[string]struct {
@@ -61,7 +61,7 @@ func TestMissingShards(t *testing.T) {
 			}
 		})
 	}
-	// One file is what was asked for.
+	// A single file was asked for.
 	root := t.TempDir()
 	path := filepath.Join(root, "train-00001-of-00002.parquet")
 	writeParquet(t, path, "", fields, "[1]")
@@ -91,7 +91,8 @@ func TestMissingTars(t *testing.T) {
 	}
 }
 
-// TestFolderNamedLikeAnImage: what is refused is no class, and moves the labels of no other.
+// TestFolderNamedLikeAnImage: a rejected folder is no class, and does not shift other
+// labels.
 func TestFolderNamedLikeAnImage(t *testing.T) {
 	root := tree(t, map[string]string{"b.jpg/1.jpg": jpg(t, 1), "a/1.jpg": jpg(t, 1), "c/1.jpg": jpg(t, 2),
 		"a\xff/1.jpg": jpg(t, 1), "b\xff.jpg": jpg(t, 1)})

@@ -12,15 +12,15 @@ import (
 	"bowstring/schema"
 )
 
-// leading is a data set that leads to a file outside of its folder.
+// leading is a data set with a path or link out of its folder.
 type leading struct {
 	name  string
 	path  string // of the data set
-	whole bool   // it cannot be read at all; else the sample is bad
+	whole bool   // the data set cannot be read at all; otherwise the sample is bad
 	opts  Options
 }
 
-// link makes a link, in a folder that is there.
+// link makes a link, in a folder that exists.
 func link(t *testing.T, to, at string) {
 	t.Helper()
 	if err := os.Symlink(to, at); err != nil {
@@ -28,7 +28,7 @@ func link(t *testing.T, to, at string) {
 	}
 }
 
-// leadings are data sets of each format that lead to a file of a private folder.
+// leadings are data sets of each format with a path to a file of a private folder.
 func leadings(t *testing.T) (list []leading) {
 	picture := jpg(t, 1)
 	private := tree(t, map[string]string{"secret.jpg": picture, "shard.tar": makeTar(t, entry{"a.jpg", picture}),
@@ -98,8 +98,8 @@ func leadings(t *testing.T) (list []leading) {
 	return list
 }
 
-// No importer follows a path or a link out of the data set's folder: its author has named a file, and has not handed it
-// over. A flag allows it.
+// No importer follows a path or a link out of the data set's folder: the author names a
+// file there, but it belongs to the user. A flag allows it.
 func TestNothingOutsideIsTaken(t *testing.T) {
 	for _, one := range leadings(t) {
 		t.Run(one.name, func(t *testing.T) {
@@ -127,7 +127,7 @@ func TestNothingOutsideIsTaken(t *testing.T) {
 	}
 }
 
-// Shards of MDS are named within their folder, whatever the flag says, and so are clips.
+// Shards of MDS and clips must be within their folder, also with the flag.
 func TestNamesThatLeadOut(t *testing.T) {
 	for _, name := range []string{"../s.mds", "/etc/passwd", "a/../../s.mds", ""} {
 		for index, of := range map[string]map[string]any{

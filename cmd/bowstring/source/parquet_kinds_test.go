@@ -12,7 +12,8 @@ import (
 	"github.com/apache/arrow/go/v17/arrow"
 )
 
-// TestParquetKinds reads encodings, codecs and types that Arrow's Go library does not write.
+// TestParquetKinds reads encodings, codecs and types that Arrow's Go library does not
+// write.
 func TestParquetKinds(t *testing.T) {
 	for _, version := range []string{"1", "2"} {
 		path := filepath.Join("testdata/parquet", "pages-"+version+".parquet")

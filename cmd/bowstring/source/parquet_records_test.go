@@ -60,7 +60,7 @@ func oldReader(t *testing.T, path string) *pqarrow.FileReader {
 	return f
 }
 
-// TestParquetRecords holds what is read to what Arrow's own reader makes of it.
+// TestParquetRecords compares the records with those of Arrow's own reader.
 func TestParquetRecords(t *testing.T) {
 	path := writeNested(t)
 	whole, err := oldReader(t, path).ReadTable(t.Context())
@@ -113,8 +113,8 @@ func TestParquetRecords(t *testing.T) {
 	}
 }
 
-// TestParquetPagesWithoutHeaders gives each page in turn a type whose header is not there. Arrow
-// takes it for granted, also in goroutines that are its own.
+// TestParquetPagesWithoutHeaders gives each page in turn a type without its header. Arrow
+// assumes that the header exists, also in its own goroutines.
 func TestParquetPagesWithoutHeaders(t *testing.T) {
 	path := writeNested(t)
 	whole, err := os.ReadFile(path)

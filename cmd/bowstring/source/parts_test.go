@@ -11,8 +11,8 @@ import (
 	"time"
 )
 
-// However many shards are read at once, samples come in the order of the shards, what is wrong with a shard behind its
-// samples; and whenever that ends, all of them are released.
+// For any number of parallel shards, samples come in the order of the shards, and a
+// shard's error after its samples. Whenever iteration ends, all samples are released.
 func TestParts(t *testing.T) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
@@ -81,7 +81,7 @@ func TestParts(t *testing.T) {
 	}
 }
 
-// rng0 is a size that depends on nothing else; some are more than may wait.
+// rng0 returns a fixed pseudo-random size; some exceed the bound of waiting samples.
 func rng0(i, j int) int64 {
 	size := int64(i*7919+j*104729) % 100_000
 	if j%97 == 5 {

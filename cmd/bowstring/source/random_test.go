@@ -13,7 +13,8 @@ import (
 	"github.com/apache/arrow/go/v17/arrow/array"
 )
 
-// TestRandomTables writes tables of random cells, and reads them again: text byte for byte, whole numbers exactly.
+// TestRandomTables writes tables of random cells, and reads them again: text byte for
+// byte, whole numbers exactly.
 func TestRandomTables(t *testing.T) {
 	seed := uint64(time.Now().UnixNano())
 	t.Logf("seed %d", seed)
@@ -83,8 +84,8 @@ func TestRandomTables(t *testing.T) {
 	}
 }
 
-// checkCell compares a cell with what was written: a number by its digits, others byte for byte where the column is
-// text, and else by what it says.
+// checkCell compares a cell with what was written: numbers by their digits, texts byte
+// for byte, other values by their meaning.
 func checkCell(t *testing.T, kind string, table *table, c, row int, want, content string) {
 	t.Helper()
 	column := table.columns[c]
@@ -106,7 +107,8 @@ func checkCell(t *testing.T, kind string, table *table, c, row int, want, conten
 	}
 }
 
-// writeTable writes cells as RFC 4180 has them: each that needs it in quotation marks, and some that do not.
+// writeTable writes cells by RFC 4180: those that need quotation marks have them, and
+// some others as well.
 func writeTable(cells [][]string, comma string, rnd *rand.Rand) string {
 	var b strings.Builder
 	end := []string{"\n", "\r\n"}[rnd.IntN(2)]
@@ -141,7 +143,7 @@ func writeJSONLines(cells [][]string) string {
 				fmt.Fprintf(&b, `{"c0": %s`, s)
 				continue
 			}
-			text, _ := json.Marshal(s) // which text always is
+			text, _ := json.Marshal(s) // text always is
 			fmt.Fprintf(&b, `, "c%d": %s`, c, text)
 		}
 		b.WriteString("}\n")

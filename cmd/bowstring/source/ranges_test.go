@@ -13,7 +13,7 @@ import (
 	"bowstring/internal/objecttest"
 )
 
-// keySets are made-up sets of keys, as buckets have them.
+// keySets are made-up sets of keys that resemble those of buckets.
 func keySets(rng *rand.Rand, n int) map[string][]string {
 	sets := map[string][]string{}
 	add := func(name string, key func(i int) string) {
@@ -37,9 +37,9 @@ func keySets(rng *rand.Rand, n int) map[string][]string {
 	return sets
 }
 
-// Several requests at once list the keys of one list, in its order, with any page size,
-// from any prefix on, and whatever of the answers are lost, refused or sent twice. It
-// takes few requests more.
+// Parallel requests return the keys of one sequential list, in its order, with any page
+// size and prefix, also if answers are lost, rejected or repeated. They take only a few
+// requests more.
 func TestListRanges(t *testing.T) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
@@ -115,7 +115,7 @@ func TestListRanges(t *testing.T) {
 	}
 }
 
-// Many keys are listed in a small part of the time that one list takes.
+// Many keys are listed in a fraction of the time of a sequential list.
 func TestListRangesOfMany(t *testing.T) {
 	s := startS3(t)
 	const n = 100_000

@@ -16,7 +16,7 @@ import (
 	"bowstring/internal/objecttest"
 )
 
-// Several requests at once list the keys of one list, of servers that are not ours.
+// Parallel requests return the keys of a sequential list, on third-party servers.
 func TestRealListRanges(t *testing.T) {
 	for name, start := range map[string]func(testing.TB) objecttest.Real{"versitygw": objecttest.Versity,
 		"fake-gcs-server": objecttest.FakeGCS} {
@@ -62,7 +62,8 @@ func TestRealListRanges(t *testing.T) {
 	}
 }
 
-// smallPages has pages of a few keys, each of which begins behind a key, and counts the lists that are begun.
+// smallPages has pages of a few keys, each of which begins behind a key, and counts the
+// lists that are begun.
 type smallPages struct {
 	object.Bucket
 

@@ -187,7 +187,7 @@ func TestSplitOfFile(t *testing.T) {
 	}
 }
 
-// FuzzTar: whatever the bytes, reading ends, and yields nothing that is not there.
+// FuzzTar: for any bytes, reading ends, and yields only what the tar contains.
 func FuzzTar(f *testing.F) {
 	var b bytes.Buffer
 	w := tar.NewWriter(&b)
@@ -219,7 +219,7 @@ func FuzzTar(f *testing.F) {
 	})
 }
 
-// chosen is the format that a path is taken for.
+// chosen returns the format that is recognised for a path.
 func chosen(t *testing.T, path string, opts Options) (*format, error) {
 	t.Helper()
 	opts.files = localFiles(path)

@@ -105,7 +105,7 @@ func (r *readResult) add(t *testing.T, b *Batch) {
 	}
 }
 
-// text is what the golden files hold.
+// text returns the rows in the form of the golden files.
 func (r *readResult) text() string {
 	var b strings.Builder
 	for _, f := range r.schema.Fields() {
@@ -154,7 +154,7 @@ func golden(t *testing.T, name, got string) {
 	}
 }
 
-// TestRealFiles reads what the libraries that define the formats wrote (testdata/make.py).
+// TestRealFiles reads files of the libraries that define the formats (testdata/make.py).
 func TestRealFiles(t *testing.T) {
 	for _, c := range []struct {
 		name, path string

@@ -10,8 +10,9 @@ import (
 	"testing"
 )
 
-// randomTar writes a tar of samples in one of the formats, with names that are short and long, and some sizes in base
-// 256, as GNU tar writes large ones. It returns how many blobs it has.
+// randomTar writes a tar of samples in one of the formats, with names that are short and
+// long, and some sizes in base 256, as GNU tar writes large ones. It returns how many
+// blobs it has.
 func randomTar(t *testing.T, rng *rand.Rand, shard int) (content []byte, blobs int) {
 	t.Helper()
 	var b bytes.Buffer
@@ -77,8 +78,8 @@ func randomTar(t *testing.T, rng *rand.Rand, shard int) (content []byte, blobs i
 	return content, blobs
 }
 
-// Each blob of a tar is at its extent, whatever way its name and its size are written,
-// and by the headers alone as well; readAll compares.
+// Each blob of a tar is at its extent, for every form of names and sizes, also if only
+// headers are read; readAll compares.
 func TestExtentsOfTars(t *testing.T) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)

@@ -18,8 +18,8 @@ func unfinished(t *testing.T, files ...entry) string {
 	return whole[:len(whole)-2*tarBlock]
 }
 
-// TestJoinedTars: nothing behind the end mark of a tar is dropped, however the tars were
-// joined and compressed, and bytes there that are no tar are reported, with the place.
+// TestJoinedTars: nothing after the end mark of a tar is dropped, however the tars were
+// joined and compressed. Other bytes there are reported with their place.
 func TestJoinedTars(t *testing.T) {
 	zeros := func(n int) string { return strings.Repeat("\x00", n) }
 	a := makeTar(t, entry{"a.jpg", jpg(t, 1)}, entry{"a.txt", "a"})
@@ -64,7 +64,7 @@ func TestJoinedTars(t *testing.T) {
 		"zeros at the end of one": {"x.tar", a + unfinished(t, entry{"b.jpg", jpg(t, 2)}, entry{"b.bin", zeros(4096)}), "a", "x.tar: after 1 samples, at b: cut short: no end-of-archive mark"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			// Another file keeps a source that has no sample in this one from being refused as a whole.
+			// Another file has samples, so that the source as a whole can be opened.
 			root := tree(t, map[string]string{test.file: test.content, "zz.tar": makeTar(t, entry{"z.jpg", jpg(t, 9)},
 				entry{"z.txt", "z"})})
 			r := readAll(t, root, Options{}, ReadOptions{})

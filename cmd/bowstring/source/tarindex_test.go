@@ -48,7 +48,7 @@ func TestWriteIndex(t *testing.T) {
 	}
 }
 
-// At each offset of an index stands what the index says, in tars with names of any length.
+// An index is right at each of its offsets, in tars with names of any length.
 func TestWriteIndexOfRandomTars(t *testing.T) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)

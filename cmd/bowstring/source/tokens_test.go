@@ -24,7 +24,8 @@ func mdsTokens(t *testing.T, encoding string, values ...[]byte) string {
 		"samples": len(values)}, "s.mds", slices.Concat(uint32s(len(values)), uint32s(offsets...), content))
 }
 
-// array is a vector of uint16 as MDS writes it: the number of dimensions and the width of each, the shape, the values.
+// array is a vector of uint16 as MDS writes it: the number of dimensions and the width of
+// each, the shape, the values.
 func mdsVector(values ...uint16) []byte {
 	b := []byte{1 << 2, byte(len(values))}
 	for _, v := range values {
@@ -126,7 +127,7 @@ func TestTokenCountRefused(t *testing.T) {
 	}
 }
 
-// TestLongLists: batches are bounded by what lists take, where samples have no blobs.
+// TestLongLists: without blobs, the size of lists bounds batches.
 func TestLongLists(t *testing.T) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)

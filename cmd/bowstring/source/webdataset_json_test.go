@@ -6,8 +6,8 @@ import (
 	"testing"
 )
 
-// TestJSONMembers: a member .json need not hold an object, and what several dots name is read by the last word, as the
-// library of WebDataset decodes it.
+// TestJSONMembers: a member .json need not hold an object, and what several dots name is
+// read by the last word, as the library of WebDataset decodes it.
 func TestJSONMembers(t *testing.T) {
 	for name, c := range map[string]struct {
 		members []string // of one sample each: extension=content, separated by |
@@ -40,7 +40,7 @@ func TestJSONMembers(t *testing.T) {
 		"mixed in list": {[]string{`json=[1, "a", {"b": 2}]`}, []string{`json=["1","a","{\"b\": 2}"]`}, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
-			entries := []entry{{"zz.jpg", jpg(t, 1)}} // is good, whatever the others are
+			entries := []entry{{"zz.jpg", jpg(t, 1)}} // always a good sample
 			for i, sample := range c.members {
 				key := string(rune('a' + i))
 				entries = append(entries, entry{key + ".jpg", jpg(t, 1)})

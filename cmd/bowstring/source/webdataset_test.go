@@ -24,8 +24,8 @@ func badOf(r *readResult) []string {
 	return bad
 }
 
-// TestMembersApart: read as they come, the members of a key that are apart are samples
-// that each lack something, and nothing would say so: a caption may be missing.
+// TestMembersApart: read in order, separated members of a key would be several samples,
+// each without some members, and nothing would report that.
 func TestMembersApart(t *testing.T) {
 	for name, c := range map[string]struct {
 		files map[string][]entry
@@ -81,7 +81,7 @@ func TestMembersApart(t *testing.T) {
 	}
 }
 
-// TestReadTwice reads the same source a second time, as one that is limited first may be.
+// TestReadTwice reads the same source a second time.
 func TestReadTwice(t *testing.T) {
 	root := tree(t, map[string]string{"x.tar": makeTar(t, entry{"a.jpg", jpg(t, 1)}, entry{"b.jpg", jpg(t, 2)})})
 	src, err := Open(t.Context(), root, Options{})
@@ -118,7 +118,8 @@ func TestExtensions(t *testing.T) {
 	}
 }
 
-// TestDotsInKeys: what may be the end of a key becomes no column of its own without a word.
+// TestDotsInKeys: an extension that may be the end of a key does not silently become a
+// column.
 func TestDotsInKeys(t *testing.T) {
 	for name, c := range map[string]struct {
 		entries []entry
@@ -170,7 +171,8 @@ func TestDotsInKeys(t *testing.T) {
 	}
 }
 
-// TestStrangeMembers: a member that is no file makes its sample bad, rather than be missing from it.
+// TestStrangeMembers: a member that is no file makes its sample bad, instead of being
+// dropped.
 func TestStrangeMembers(t *testing.T) {
 	var b bytes.Buffer
 	w := tar.NewWriter(&b)
@@ -254,7 +256,8 @@ func TestSparseMember(t *testing.T) {
 	}
 }
 
-// TestNotFiles: what is in the place of a file is refused unopened; a pipe would be waited for.
+// TestNotFiles: special files are rejected without being opened; opening a pipe would
+// block.
 func TestNotFiles(t *testing.T) {
 	for format, name := range map[string]string{"webdataset": "x.tar", "parquet": "x.parquet", "mds": "index.json",
 		"list": "x.csv"} {
@@ -272,7 +275,7 @@ func TestNotFiles(t *testing.T) {
 			}
 		}
 	}
-	// Next to good ones, and as metadata.
+	// Special files next to good ones, and as metadata.
 	root := tree(t, map[string]string{"train-1.tar": makeTar(t, entry{"b.jpg", jpg(t, 1)})})
 	if err := syscall.Mkfifo(filepath.Join(root, "train-0.tar"), 0o644); err != nil {
 		t.Fatal(err)

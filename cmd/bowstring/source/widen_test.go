@@ -10,7 +10,7 @@ import (
 	"github.com/apache/arrow/go/v17/arrow/memory"
 )
 
-// Halves beside wider floats, as files of one folder have them, keep their values, their sign and their nulls.
+// float16 and wider floats in files of one folder keep values, signs and nulls.
 func TestWidenHalves(t *testing.T) {
 	b := array.NewFloat16Builder(memory.DefaultAllocator)
 	defer b.Release()

@@ -17,7 +17,8 @@ import (
 	"bowstring/schema"
 )
 
-// zipOf writes the files of a folder, below a folder in the zip; method is that of a member by its name.
+// zipOf writes the files of a folder, below a folder in the zip; method is that of a
+// member by its name.
 func zipOf(t testing.TB, dir, below string, method func(name string) uint16) []byte {
 	t.Helper()
 	var b bytes.Buffer
@@ -47,8 +48,8 @@ func zipOf(t testing.TB, dir, below string, method func(name string) uint16) []b
 	return b.Bytes()
 }
 
-// A data set in a zip is the data set in a folder, whatever its format, and its extents
-// are right.
+// A data set of any format in a zip equals the one in a folder, and its extents are
+// right.
 func TestZip(t *testing.T) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
@@ -87,7 +88,7 @@ func TestZip(t *testing.T) {
 	}
 }
 
-// TestZip64: a zip with more members than the table of the older format counts.
+// TestZip64: a zip with more members than the older format can count.
 func TestZip64(t *testing.T) {
 	const n = 1<<16 + 10
 	image := jpg(t, 1)
@@ -160,7 +161,7 @@ func TestZipRefused(t *testing.T) {
 	}
 }
 
-// FuzzZip: whatever the bytes, reading ends, and what is served is in the zip.
+// FuzzZip: for any bytes, reading ends, and served bytes are in the zip.
 func FuzzZip(f *testing.F) {
 	dir := f.TempDir()
 	for i := range 3 {

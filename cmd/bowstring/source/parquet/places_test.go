@@ -22,7 +22,7 @@ import (
 	"bowstring/schema"
 )
 
-// decoded is what a unit holds, as a server decodes it.
+// decoded decodes a unit as a server does.
 func decoded(t *testing.T, file []byte, u *schema.Unit) []byte {
 	t.Helper()
 	out := make([]byte, u.Size)
@@ -126,7 +126,8 @@ func eachValue(a arrow.Array, row int, f func(element int, v []byte)) {
 	}
 }
 
-// randomColumn makes an array of a type that holds bytes; values repeat, so that dictionaries are of use.
+// randomColumn makes an array of a type that holds bytes; values repeat, so that
+// dictionaries are of use.
 func randomColumn(rng *rand.Rand, typ arrow.DataType, rows int) arrow.Array {
 	b := array.NewBuilder(memory.DefaultAllocator, typ)
 	defer b.Release()
@@ -167,8 +168,8 @@ func randomColumn(rng *rand.Rand, typ arrow.DataType, rows int) arrow.Array {
 	return b.NewArray()
 }
 
-// The bytes at the place of each value are the value, whatever codec, encoding, version of pages and nesting the file
-// has.
+// The bytes at the place of each value are the value, for every codec, encoding, page
+// version and nesting.
 func TestPlaces(t *testing.T) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
@@ -215,7 +216,7 @@ func TestPlaces(t *testing.T) {
 	}
 }
 
-// Encodings that do not keep values whole are said.
+// Encodings that do not keep values whole are reported.
 func TestPlacesNowhere(t *testing.T) {
 	for _, name := range []string{"pages-1.parquet", "pages-2.parquet"} {
 		plain, packed, none, why := checkPlaces(t, filepath.Join("../testdata/parquet", name), 2, 3)
