@@ -16,7 +16,8 @@ import (
 	"bowstring/fetch/admission"
 )
 
-// unreadAnswers asks so often for an answer of some hundred kilobytes, from 127.0.0.2, and reads none.
+// unreadAnswers requests n answers of some hundred kilobytes from 127.0.0.2, and reads none
+// of them.
 func unreadAnswers(f *fixture, n int) (streams []grpc.ClientStream) {
 	f.t.Helper()
 	d := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.IPv4(127, 0, 0, 2)}}
@@ -61,8 +62,8 @@ func eventually(t *testing.T, what string, ok func() bool) {
 	}
 }
 
-// TestUnreadAnswersKeepNoOtherAddressWaiting holds that an answer is counted until its client has read it, on the part of
-// the client's address.
+// TestUnreadAnswersKeepNoOtherAddressWaiting: the memory of an answer counts for the
+// client's address until the client has read it.
 func TestUnreadAnswersKeepNoOtherAddressWaiting(t *testing.T) {
 	f := serve(t, Options{Ledger: smallAnswers()})
 	f.fill("d", 10)
@@ -92,8 +93,8 @@ func TestUnreadAnswersKeepNoOtherAddressWaiting(t *testing.T) {
 	})
 }
 
-// TestUnreadAnswersEnd holds that a client that does not read its answer in time loses its connection, with which all ends
-// that was kept for it.
+// TestUnreadAnswersEnd: a client that does not read its answer in time loses its
+// connection, and the server frees everything that it held for it.
 func TestUnreadAnswersEnd(t *testing.T) {
 	f := serve(t, Options{Ledger: smallAnswers(), MessageTimeout: 50 * time.Millisecond})
 	f.fill("d", 10)

@@ -31,8 +31,8 @@ func lines(t *testing.T, path string) (list []audit.Event) {
 	return list
 }
 
-// The record has the caller, the action and the method, and nothing of the request's
-// values or the result.
+// The record has the caller, the action and the method. It has nothing of the request's
+// values or of the result.
 func TestAudit(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "audit")
 	log, err := audit.Open(audit.Options{Path: file, Logger: slog.New(slog.DiscardHandler)})
@@ -48,7 +48,7 @@ func TestAudit(t *testing.T) {
 		rec); o.err != nil {
 		t.Fatal(o.err)
 	}
-	got := lines(t, file) // before anything is closed: a write is there when it is answered
+	got := lines(t, file) // before the log is closed: a change is on disk when the client has its answer
 	if len(got) != 2 || got[0].Phase != audit.Begin || got[1].Phase != audit.Done || got[1].Event != audit.Write ||
 		got[1].Principal != "root" ||
 		got[1].Method != "DoPut" || got[1].Snapshot != 1 || got[1].Rows != 100 || got[1].Bytes == 0 ||
@@ -60,7 +60,7 @@ func TestAudit(t *testing.T) {
 	if o := root.act("drop", `{"dataset": "shared", "snapshot": 1}`); o.err != nil {
 		t.Fatal(o.err)
 	}
-	if err := r.server.Shutdown(t.Context()); err != nil { // what ended calls have read is in the queue then
+	if err := r.server.Shutdown(t.Context()); err != nil { // reads of ended calls are in the queue then
 		t.Fatal(err)
 	}
 	if err := log.Close(); err != nil {
@@ -123,7 +123,7 @@ func TestAuditFails(t *testing.T) {
 		t.Error(o)
 	}
 	if o := root.get(`{"dataset": "shared"}`); o.err != nil || o.rows != 10 {
-		t.Error(o) // reading goes on
+		t.Error(o) // the read continues
 	}
 }
 

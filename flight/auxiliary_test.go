@@ -11,7 +11,7 @@ import (
 	"bowstring/schema"
 )
 
-// Watching health takes no credentials, and nothing from the calls that do.
+// Watching health needs no credentials, and takes no place of calls that need some.
 func TestAuxiliaryCalls(t *testing.T) {
 	o := Options{MaxStreams: 2, MaxStreamsPerPeer: 1}
 	r := newRegistry(&o)
@@ -52,7 +52,7 @@ func TestAuxiliaryCalls(t *testing.T) {
 	}
 }
 
-// A name that no dataset can have is looked at before it is recorded anywhere.
+// A name that no dataset can have is refused before it is recorded anywhere.
 func TestNamesAreCheckedFirst(t *testing.T) {
 	r := wrongServer(t)
 	long := strings.Repeat("<", 1<<20)

@@ -115,7 +115,7 @@ func (emptyBucket) Range(context.Context, string, schema.ObjectVersion, int64, [
 	return io.ErrUnexpectedEOF
 }
 
-// TestRequestsInTheBook: what tenants ask of buckets is in the record of what is used, once.
+// TestRequestsInTheBook: the requests of tenants to buckets are in the book once.
 func TestRequestsInTheBook(t *testing.T) {
 	book, err := usage.Open(usage.Options{Dir: t.TempDir(), Logger: slog.New(slog.DiscardHandler)})
 	if err != nil {

@@ -36,7 +36,8 @@ func nested(number protowire.Number, messages ...[]byte) (b []byte) {
 	return b
 }
 
-// The body of an action is decoded only if what it becomes has room: a message of two bytes takes a hundred.
+// The body of an action is decoded only if there is memory for the decoded message: two
+// bytes can become a hundred.
 func TestBodiesAreCountedBeforeTheyAreDecoded(t *testing.T) {
 	f := serve(t, Options{})
 	empty := bytes.Repeat(nested(3, nil), 900_000) // endpoints of a FlightInfo

@@ -31,8 +31,8 @@ import (
 	"bowstring/schema"
 )
 
-// remoteStore is as a database is: a blob is a copy in memory of its own, which comes after a while. out are those that
-// were not released.
+// remoteStore behaves like a database: a blob is a copy in its own memory and arrives after
+// a delay. out counts the blobs that were not released.
 type remoteStore struct {
 	store.Store
 	out atomic.Int64
@@ -54,7 +54,7 @@ func (s *remoteStore) Get(ctx context.Context, ref schema.BlobRef) (schema.Blob,
 	return schema.NewBlob(bytes.Clone(b.Bytes()), counted{&s.out}), nil
 }
 
-// kept is what a server has for streams, and its process.
+// kept counts what a server and its process hold for streams.
 type kept struct {
 	window, held, pinned, blobs int64
 	rings, inFlight, streams    int
@@ -68,8 +68,8 @@ type breaking struct {
 	remote *remoteStore // nil over an embedded store
 }
 
-// running counts the goroutines of this process, and says what they do. Those of the reader of tiers that wait for
-// something to read are not counted: it keeps as many as there were reads at once.
+// running counts the goroutines of this process and describes them. Idle goroutines of the
+// reader of tiers are not counted: it keeps as many as there were concurrent reads.
 func running() (n int, what string) {
 	var text strings.Builder
 	_ = pprof.Lookup("goroutine").WriteTo(&text, 1)
@@ -101,12 +101,12 @@ func (b *breaking) kept() kept {
 		k.held, k.pinned, k.rings = shared.Held, shared.Pinned, shared.Rings
 	}
 	if b.remote != nil {
-		k.blobs = b.remote.out.Load() - int64(st.Snapshots) // whose manifests have one blob each
+		k.blobs = b.remote.out.Load() - int64(st.Snapshots) // the manifest of each has one blob
 	}
 	return k
 }
 
-// settled waits until there is no more than before.
+// settled waits until the server holds no more than before.
 func (b *breaking) settled(way string, before kept) {
 	b.t.Helper()
 	var now kept
@@ -136,7 +136,7 @@ func (b *breaking) connected() (c flight.Client, conn *net.TCPConn) {
 			if tcp, ok := d.(*net.TCPConn); ok {
 				select {
 				case there <- tcp:
-				default: // it is dialled again after its end
+				default: // the link dials again after the call's end
 				}
 			}
 			return d, err
@@ -272,8 +272,9 @@ func (b *breaking) ways() map[string]func() {
 	}
 }
 
-// TestBrokenOff: whatever way streams are broken off, over whatever store, alone and many at once, nothing is left of
-// them: no memory of windows, no pin, no read, no ring, no goroutine, no descriptor. No garbage is collected for that.
+// TestBrokenOff: streams are broken off in every way, over every kind of store, alone and
+// many at once. Nothing of them remains: no memory of windows, no pin, no read, no ring, no
+// goroutine, no descriptor. No garbage collection is needed for that.
 func TestBrokenOff(t *testing.T) {
 	const rounds, atOnce = 2, 3
 	for _, name := range []string{"embedded", "remote", "tls"} {
@@ -286,7 +287,7 @@ func TestBrokenOff(t *testing.T) {
 				})
 			}
 			for _, way := range slices.Sorted(maps.Keys(ways)) {
-				ways[way]() // what is made once is there then
+				ways[way]() // creates what exists once for a process
 			}
 			b.settled("all", kept{goroutines: 1 << 20, descriptors: 1 << 20})
 			before := b.kept()

@@ -14,7 +14,7 @@ import (
 	"bowstring/schema"
 )
 
-// The caller is what the headers say, as far as they have the right form.
+// The caller is taken from the headers if they have the right form.
 func TestCaller(t *testing.T) {
 	trace := "4bf92f3577b34da6a3ce929d0e0e4736"
 	for _, tt := range []struct {
@@ -45,7 +45,7 @@ func TestCaller(t *testing.T) {
 	}
 }
 
-// Where callers are known, what let one in says who it is, and the header chooses
+// If callers authenticate, the credentials decide who the caller is, and the header chooses
 // among its tenants.
 func TestKnownCaller(t *testing.T) {
 	alice := &auth.Identity{Principal: "alice", Groups: []string{"ml"}, Tenant: "vision", Tenants: []string{"audio"}}
@@ -76,8 +76,7 @@ func TestKnownCaller(t *testing.T) {
 	}
 }
 
-// A call's line in the log says on whose account it was, and a header that is
-// wrong is the client's mistake.
+// The log line of a call names its tenant. A wrong header is the client's mistake.
 func TestCallerIsLogged(t *testing.T) {
 	f := serve(t, Options{})
 	client := f.dial()

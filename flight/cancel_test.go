@@ -16,8 +16,8 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// stalled begins a DoGet of large batches whose client reads one and no more,
-// so that the handler hangs in the transport.
+// stalled begins a DoGet of large batches and reads only one, so that the handler blocks in
+// the transport.
 func (f *fixture) stalled(ctx context.Context, ticket string) flight.FlightService_DoGetClient {
 	f.t.Helper()
 	stream, err := f.client.DoGet(ctx, &flight.Ticket{Ticket: []byte(ticket)})
@@ -33,7 +33,7 @@ func (f *fixture) stalled(ctx context.Context, ticket string) flight.FlightServi
 // largeRows is how many images of 1 MiB fillLarge puts.
 const largeRows = 48
 
-// fillLarge makes a dataset whose epoch no transport buffers.
+// fillLarge makes a dataset whose epoch is larger than the buffers of a transport.
 func (f *fixture) fillLarge(dataset string) {
 	f.t.Helper()
 	blob := make([]byte, 1<<20)
@@ -89,7 +89,7 @@ func TestActionCancel(t *testing.T) {
 		t.Errorf("another plan's stream ended with %v", err)
 	}
 
-	// As Flight says it.
+	// By Flight's own action.
 	three := f.stalled(t.Context(), ticket)
 	result, err := f.client.CancelFlightInfo(t.Context(), &flight.CancelFlightInfoRequest{Info: info})
 	if err != nil {
@@ -99,13 +99,13 @@ func TestActionCancel(t *testing.T) {
 		t.Errorf("got %s", result.Status)
 	}
 	wantCode(t, drainStream(three), codes.Canceled, "cancelled")
-	// Again: nothing runs, which is what was wanted.
+	// Again: no stream runs, and that is the result the client wants.
 	if result, err = f.client.CancelFlightInfo(t.Context(), &flight.CancelFlightInfoRequest{Info: info}); err != nil ||
 		result.Status != flight.CancelStatusCancelled {
 		t.Errorf("got %v, %v", result, err)
 	}
-	// Also when the snapshot is gone, and without its rows, which an expression
-	// would need.
+	// It also works when the snapshot is gone. Its rows are not needed, although the
+	// request has an expression.
 	whole, err := f.client.GetFlightInfo(t.Context(),
 		command(`{"dataset": "big", "batch": 5, "where": "position >= 0"}`))
 	if err != nil {

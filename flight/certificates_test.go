@@ -14,9 +14,8 @@ import (
 	"bowstring/internal/authtest"
 )
 
-// Certificates may be exchanged while streams run: each of them goes on, new
-// connections get the new certificate, and what clients are trusted by may be
-// exchanged with it.
+// Certificates may be exchanged while streams run. Each stream continues, and new
+// connections get the new certificate. The authorities of clients may be exchanged with it.
 func TestCertificatesExchanged(t *testing.T) {
 	const exchanges, readers, rows = 20, 4, 400
 	d := newLogins(t, nil)
@@ -68,7 +67,7 @@ func TestCertificatesExchanged(t *testing.T) {
 		t.Error("a certificate whose key is not there is shown")
 	}
 
-	// A client whose authority is trusted no longer is let in no longer, on a
+	// A client whose authority is no longer trusted is refused, also on a
 	// connection that it has, too.
 	own := d.authority.Client(t, "carol", nil)
 	client, _ := f.connect(d.trust(&own, nil))
@@ -104,7 +103,7 @@ func TestResumedSession(t *testing.T) {
 		return err
 	}
 	for range 3 {
-		d.exchange(d.authority.Server(t)) // which is no reason to begin anew
+		d.exchange(d.authority.Server(t)) // the stream need not begin again
 		if err := call(); err != nil {
 			t.Fatal(err)
 		}

@@ -21,9 +21,9 @@ import (
 	"bowstring/schema"
 )
 
-// Bytes of files that change behind the server's back never reach a client: neither by the ring nor, where it has no
-// room or the client has none, by the connection; not by the page cache, nor after the pages were dropped. When the file
-// is right again, so is what is served.
+// If bytes of files change behind the server's back, they never reach a client: neither
+// through a ring nor through the connection, neither from the page cache nor after its
+// pages were dropped. When the file is right again, it is served again.
 func TestWrongBytesNeverLeave(t *testing.T) {
 	for name, ring := range map[string]int64{"by the ring": 32 << 20, "no room": 1 << 20, "no ring": 0} {
 		t.Run(name, func(t *testing.T) {
@@ -87,8 +87,8 @@ func TestWrongBytesNeverLeave(t *testing.T) {
 	}
 }
 
-// readShared reads a dataset as one batch, requires its blobs to be want, one after the other, and returns how many
-// batches came by a ring, which is mapped to memory.
+// readShared reads a dataset as one batch and requires its blobs to be want, one after the
+// other. It returns how many batches came through a ring, which is mapped to memory.
 func (f *fixture) readShared(ctx context.Context, memory, want []byte) (shared int, err error) {
 	f.t.Helper()
 	stream, err := f.client.DoGet(ctx,
@@ -122,8 +122,8 @@ func (f *fixture) readShared(ctx context.Context, memory, want []byte) (shared i
 	}
 }
 
-// flipByte changes a byte of a file, and has the kernel drop its page where drop says so: it is read from the disk
-// again.
+// flipByte changes a byte of a file. If drop is set, the kernel drops its page, and the
+// next read is from the disk.
 func flipByte(t *testing.T, name string, at int64, drop bool) {
 	t.Helper()
 	file, err := os.OpenFile(name, os.O_RDWR, 0)

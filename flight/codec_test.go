@@ -13,7 +13,7 @@ import (
 	"google.golang.org/grpc/stats"
 )
 
-// encodings counts answers whose headers say that they are compressed.
+// encodings counts answers that are marked as compressed.
 type encodings struct {
 	stats.Handler
 	answers, compressed atomic.Int64
@@ -31,7 +31,8 @@ func (e *encodings) HandleRPC(_ context.Context, s stats.RPCStats) {
 	}
 }
 
-// Answers are not compressed, whatever a client says of its requests: grpc would read blobs without a guard.
+// Answers are not compressed, whatever the request's headers allow: grpc would read blobs
+// without a guard.
 func TestAnswersAreNotCompressed(t *testing.T) {
 	f := serve(t, Options{})
 	f.fill("few", 10)

@@ -26,7 +26,7 @@ type exchange struct {
 	t      *testing.T
 	stream flight.FlightService_DoExchangeClient
 	w      *flight.Writer
-	rdr    *flight.Reader // nil before the schema came
+	rdr    *flight.Reader // nil before the schema has arrived
 }
 
 var positionSchema = arrow.NewSchema([]arrow.Field{{Name: "position", Type: arrow.PrimitiveTypes.Int64}}, nil)
@@ -153,8 +153,8 @@ func TestExchange(t *testing.T) {
 	}
 }
 
-// TestExchangePipelined sends many requests from one goroutine while another
-// reads: the answers come in order, in parts where they are large.
+// TestExchangePipelined sends many requests from one goroutine while another one reads. The
+// answers arrive in order, and large ones in parts.
 func TestExchangePipelined(t *testing.T) {
 	f := serve(t, Options{})
 	f.fill("d", 500)
@@ -299,8 +299,8 @@ func TestExchangeRefuses(t *testing.T) {
 	})
 }
 
-// TestExchangeAbandoned: a client that goes away while requests are under way
-// leaves nothing behind, which the fixture's end checks.
+// TestExchangeAbandoned: a client that goes away during requests leaves nothing behind. The
+// fixture's end checks that.
 func TestExchangeAbandoned(t *testing.T) {
 	f := serve(t, Options{})
 	f.fill("d", 500)

@@ -11,13 +11,13 @@ import (
 	"google.golang.org/grpc/codes"
 )
 
-// delivery is a record batch of positions, with what was said of it.
+// delivery is a record batch of positions with its metadata.
 type delivery struct {
 	about     batchMetadata
 	positions []int64
 }
 
-// deliveries reads a ticket that asks for the column position.
+// deliveries reads a ticket whose request has the column position.
 func (f *fixture) deliveries(ticket []byte) (out []delivery, err error) {
 	f.t.Helper()
 	ctx, cancel := context.WithCancel(f.t.Context())
@@ -41,8 +41,8 @@ func (f *fixture) deliveries(ticket []byte) (out []delivery, err error) {
 	return out, rdr.Err()
 }
 
-// TestEpochs: one stream serves several epochs, each batch says of which it
-// is, and any of them is a place to go on from, in every order.
+// TestEpochs: one stream serves several epochs. Each batch names its epoch, and a client
+// can continue from any batch, in every order.
 func TestEpochs(t *testing.T) {
 	const rows = 100
 	f := serve(t, Options{})

@@ -73,7 +73,7 @@ func TestPutMerges(t *testing.T) {
 		}
 	}
 
-	// A row that is not there is an error, or inserted: with its blob, into its split.
+	// A row without a sample is an error, or it is inserted with its blob into its split.
 	image := arrow.Field{Name: "image", Type: arrow.BinaryTypes.Binary, Nullable: true}
 	rec = columnsOf(t, []arrow.Field{textField("file_name"), image, textField("split"), {Name: "label",
 		Type: arrow.PrimitiveTypes.Int32}}, `["x.jpg", "000000.jpg"]`, `["eA==", null]`, `["val", null]`, `[7, 8]`)
@@ -182,7 +182,7 @@ func TestPutAlterRefuses(t *testing.T) {
 }
 
 // TestAlterTakesReading: a caller that may write and not read learns nothing of keys and
-// values by changing them, and its changes are on record.
+// values by changing them. Its changes are recorded.
 func TestAlterTakesReading(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "audit")
 	log, err := audit.Open(audit.Options{Path: file, Logger: slog.New(slog.DiscardHandler)})
@@ -225,8 +225,8 @@ func TestAlterTakesReading(t *testing.T) {
 	}
 }
 
-// TestAlterRevealsNothingHidden: a caller from whom rows and columns are hidden is refused in the same words whether a
-// key, a value or a column that he names is there or not.
+// TestAlterRevealsNothingHidden: a caller from whom rows and columns are hidden gets the
+// same error whether or not the key, value or column that it names exists.
 func TestAlterRevealsNothingHidden(t *testing.T) {
 	r := serveRules(t, "rules:\n  - {principals: [ada], datasets: ['*'], rights: [read, write]}\n"+
 		"  - {principals: [eve], datasets: ['*'], rights: [read], where: 'label < 3', columns: [id, file_name]}\n"+

@@ -41,7 +41,7 @@ func (f *fixture) untilIdle() {
 	}
 }
 
-// TestPutBrokenOff: a client that does not end its stream in good order leaves nothing.
+// TestPutBrokenOff: a client that does not close its stream in good order leaves nothing.
 func TestPutBrokenOff(t *testing.T) {
 	f := serve(t, Options{})
 	f.leaky = true
@@ -126,8 +126,7 @@ type sendFunc func(*flight.FlightData) error
 
 func (f sendFunc) Send(fd *flight.FlightData) error { return f(fd) }
 
-// TestPutCommitMessage: a client can ask that the end of its stream alone
-// commits nothing.
+// TestPutCommitMessage: a client can require that closing the stream alone commits nothing.
 func TestPutCommitMessage(t *testing.T) {
 	f := serve(t, Options{})
 	d := command(`{"put": {"dataset": "d", "commit": "message"}}`)

@@ -14,7 +14,8 @@ import (
 	"bowstring/schema"
 )
 
-// TestPutColumns uploads what clients have, and looks at the dataset's schema.
+// TestPutColumns uploads the columns that clients have, and checks the schema of the
+// dataset.
 func TestPutColumns(t *testing.T) {
 	type col struct {
 		field arrow.Field

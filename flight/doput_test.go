@@ -109,8 +109,8 @@ func TestPutModes(t *testing.T) {
 	wantCode(t, err, codes.NotFound, "none")
 }
 
-// TestPutNumbersRows: with neither ids nor a key, rows are named by split and
-// number, which an append continues.
+// TestPutNumbersRows: without ids and without a key, ids are derived from the split and the
+// row's number. An append continues the numbers.
 func TestPutNumbersRows(t *testing.T) {
 	f := serve(t, Options{})
 	for _, mode := range []string{"create", "append"} {
@@ -199,7 +199,7 @@ func TestPutRefuses(t *testing.T) {
 	}
 }
 
-// wantDatasets checks which datasets there are.
+// wantDatasets checks which datasets exist.
 func (f *fixture) wantDatasets(names ...string) {
 	f.t.Helper()
 	list, err := f.store.Datasets(f.t.Context())
@@ -246,7 +246,7 @@ func TestLargeImage(t *testing.T) {
 	}
 }
 
-// TestPutCompressed: batches may come compressed, but not beyond all bounds.
+// TestPutCompressed: batches may be compressed, but their decompressed size is bounded.
 func TestPutCompressed(t *testing.T) {
 	limits := admission.Limits{Uploads: 8 << 20}
 	limits.EnsureDefaults()
@@ -259,7 +259,7 @@ func TestPutCompressed(t *testing.T) {
 		}
 		w := flight.NewRecordWriter(stream, ipc.WithSchema(rec.Schema()), ipc.WithZstd())
 		w.SetFlightDescriptor(path(dataset))
-		if err := w.Write(rec); err != nil && !errors.Is(err, io.EOF) { // refused: the results say why
+		if err := w.Write(rec); err != nil && !errors.Is(err, io.EOF) { // refused; the results have the reason
 			t.Fatal(err)
 		}
 		if err := stream.CloseSend(); err != nil {

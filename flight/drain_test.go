@@ -13,7 +13,7 @@ import (
 	"google.golang.org/grpc/health/grpc_health_v1"
 )
 
-// draining begins a shutdown and waits until it is seen.
+// draining begins a shutdown and waits until the server drains.
 func (f *fixture) draining(ctx context.Context) chan error {
 	f.t.Helper()
 	ended := make(chan error, 1)
@@ -75,7 +75,7 @@ func TestDrain(t *testing.T) {
 	if got := last[putAck](t, results); got.Rows != 60 {
 		t.Errorf("got %+v", got)
 	}
-	// An exchange that is idle has nothing to go on with.
+	// An idle exchange has no request left, so it ends.
 	_, _, err = x.answer()
 	wantCode(t, err, codes.Unavailable, why)
 	if err := <-ended; err != nil {
@@ -84,7 +84,8 @@ func TestDrain(t *testing.T) {
 	f.wantDatasets("big", "d")
 }
 
-// TestDrainExchange: an exchange ends between two answers, and gets the one that it is reading when the drain begins.
+// TestDrainExchange: an exchange ends between two answers. The client gets the answer that
+// it is reading when the drain begins.
 func TestDrainExchange(t *testing.T) {
 	f := serve(t, Options{DrainTimeout: time.Minute})
 	f.fillLarge("big")
@@ -121,8 +122,8 @@ func TestDrainExchange(t *testing.T) {
 	}
 }
 
-// TestDrainDeadline: streams that have not ended by then are cut off, whether the client
-// does not read, does not write or is just slow; clients that read get the reason.
+// TestDrainDeadline: streams that have not ended at the deadline are cut off, whether the
+// client does not read, does not write or is only slow. Clients that read get the reason.
 func TestDrainDeadline(t *testing.T) {
 	f := serve(t, Options{DrainTimeout: time.Minute})
 	f.fillLarge("big")
@@ -142,7 +143,7 @@ func TestDrainDeadline(t *testing.T) {
 	f.wantDatasets("big")
 }
 
-// TestShutdownTwice: the second call finds nothing left to do.
+// TestShutdownTwice: the second call has nothing to do.
 func TestShutdownTwice(t *testing.T) {
 	f := serve(t, Options{})
 	for range 2 {
@@ -152,8 +153,8 @@ func TestShutdownTwice(t *testing.T) {
 	}
 }
 
-// TestVanishedClients kills connections in the middle of everything; the
-// fixture's end checks that nothing stays.
+// TestVanishedClients kills connections at many moments. The fixture's end checks that
+// nothing remains.
 func TestVanishedClients(t *testing.T) {
 	f := serve(t, Options{})
 	f.fillLarge("big")

@@ -54,8 +54,8 @@ func TestFileTruncatedUnderStream(t *testing.T) {
 }
 
 // If a file of the store is truncated while a stream reads it, the stream ends and the
-// process does not: whichever step reads its blobs, or the manifest, which is in a file,
-// too.
+// process does not. That holds for each step that reads blobs, and for the manifest, which
+// is in a file too.
 func TestFileCutShortWhileSending(t *testing.T) {
 	f := serve(t, Options{})
 	f.fill("few", 10_000)

@@ -19,7 +19,8 @@ import (
 	"bowstring/schema"
 )
 
-// farStore is a store whose catalog takes long. While it has a gate, it answers when that is opened.
+// farStore is a store with a slow catalog. While it has a gate, the catalog answers when
+// the gate is opened.
 type farStore struct {
 	*local.Store
 	gate atomic.Pointer[gate]
@@ -48,7 +49,7 @@ func (s *farStore) Get(ctx context.Context, ref schema.BlobRef) (schema.Blob, er
 	return s.Store.Get(ctx, ref)
 }
 
-// serveFar serves a dataset d of 100 samples from a far store, which it has been read from once.
+// serveFar serves a dataset d of 100 samples from a far store. It has been read once.
 func serveFar(t *testing.T, opts Options) (*fixture, *farStore) {
 	t.Helper()
 	far := &farStore{}
@@ -61,7 +62,7 @@ func serveFar(t *testing.T, opts Options) (*fixture, *farStore) {
 	return f, far
 }
 
-// gets reads a ticket, which must bring a number of different rows by one stream.
+// gets reads a ticket. One stream must bring that number of different rows.
 func (f *fixture) gets(ticket string, rows int) {
 	f.t.Helper()
 	streams := func() int64 {
@@ -96,8 +97,8 @@ func (f *fixture) replace(n int) {
 	}
 }
 
-// TestEarly: blobs are read before a catalog that takes long has said which snapshot is
-// the newest. The client gets nothing before.
+// TestEarly: blobs are read before a slow catalog has answered which snapshot is the
+// newest. The client gets nothing before that.
 func TestEarly(t *testing.T) {
 	f, far := serveFar(t, Options{})
 	g := &gate{read: make(chan struct{}, 100), open: make(chan struct{})}

@@ -46,7 +46,7 @@ func TestCodes(t *testing.T) {
 	}
 }
 
-// TestMessageFits: a status travels in a header, whatever an error says.
+// TestMessageFits: every status fits into a header, however long the error's message is.
 func TestMessageFits(t *testing.T) {
 	for _, s := range []string{"", "ok", strings.Repeat("ü", maxMessage), "bad \xff\xfe",
 		strings.Repeat("x", maxMessage), strings.Repeat("\xff", 2*maxMessage)} {

@@ -20,7 +20,7 @@ import (
 
 const someRates = `"rates": {"store": {"latency_ms": 20, "bytes_per_s": 1000000}}`
 
-// Whatever is wrong with a question is said by the name of the field.
+// Errors about a request name its field.
 func TestExplainRefuses(t *testing.T) {
 	f := serve(t, Options{})
 	f.fill("d", 20)
@@ -103,7 +103,8 @@ func TestExplain(t *testing.T) {
 	}
 }
 
-// Reads of the store show how long one takes, and not how many it carries: nothing is predicted by that alone.
+// Reads of the store show the latency of one read and not the throughput. They alone give
+// no prediction.
 func TestExplainUncalibrated(t *testing.T) {
 	f := serve(t, Options{})
 	f.fill("d", 200)
@@ -164,8 +165,8 @@ func TestCalibrate(t *testing.T) {
 	}
 }
 
-// A job that runs is explained beside what was predicted of it: to who may know of it, and
-// others see that nothing runs.
+// A running job is compared to its prediction, for callers that may see the job. Others see
+// that nothing runs.
 func TestExplainRunning(t *testing.T) {
 	r := wrongServer(t)
 	alice, bob, root := r.as("alice"), r.as("bob"), r.as("root")
@@ -193,7 +194,7 @@ func TestExplainRunning(t *testing.T) {
 			t.Errorf("%s sees where rates come from: %+v", c.who.principal, got.RatesFrom)
 		}
 	}
-	// It is looked at twice.
+	// The job is measured twice.
 	if o := root.act("explain", strings.Replace(question, `"look_ms": 0`, `"look_ms": 20`, 1)); o.err != nil ||
 		!strings.Contains(o.text, `"running":{`) {
 		t.Error(o)
@@ -208,7 +209,7 @@ func TestExplainRunning(t *testing.T) {
 	wantCode(t, bob.act("calibrate", `{"probe": false}`).err, codes.PermissionDenied, "admin")
 }
 
-// Streams that read are left alone unless the operator says otherwise.
+// A calibration does not disturb running streams unless the operator requests it.
 func TestCalibrateDuringStreams(t *testing.T) {
 	r := wrongServer(t)
 	root := r.as("root")

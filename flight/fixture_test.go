@@ -41,9 +41,9 @@ type fixture struct {
 	addr   string
 	how    []grpc.DialOption
 	client flight.Client
-	served chan error // what Serve returned
+	served chan error // the result of Serve
 	mem    *memory.CheckedAllocator
-	leaky  bool // the test sends malformed batches, of which the IPC reader leaves its buffers to the garbage collector
+	leaky  bool // the test sends malformed batches, whose buffers the IPC reader leaves to the garbage collector
 }
 
 // lockedBuffer is a log that tests may read while the server writes.
@@ -71,7 +71,7 @@ func serve(t *testing.T, opts Options, dial ...grpc.DialOption) *fixture {
 	return serveOver(t, opts, func(s *local.Store) store.Store { return s }, dial...)
 }
 
-// serveOver starts a server over what is made of a store.
+// serveOver starts a server over the store that over returns.
 func serveOver(t *testing.T, opts Options, over func(*local.Store) store.Store, dial ...grpc.DialOption) *fixture {
 	t.Helper()
 	if len(dial) == 0 {
@@ -127,8 +127,8 @@ func serveOver(t *testing.T, opts Options, over func(*local.Store) store.Store, 
 	return f
 }
 
-// dial opens a connection of its own, closed when the test ends; how, where it is
-// not as others.
+// dial opens a connection of its own, which is closed at the end of the test. how has
+// options that differ from those of other connections.
 func (f *fixture) dial(how ...grpc.DialOption) flight.Client {
 	f.t.Helper()
 	c, err := flight.NewClientWithMiddleware(f.addr, nil, nil, append(append(slices.Clone(f.how), how...),
@@ -310,7 +310,7 @@ func rowsOf(recs []arrow.Record) (n int64) {
 	return n
 }
 
-// wantCode checks an error's code and that its message says what.
+// wantCode checks an error's code, and that its message contains what.
 func wantCode(t *testing.T, err error, code codes.Code, what string) {
 	t.Helper()
 	if status.Code(err) != code {
@@ -371,8 +371,8 @@ func mustUnmarshal(t *testing.T, b []byte, v any) {
 	}
 }
 
-// waitFor yields until cond holds; what it waits for needs other goroutines
-// that give no signal.
+// waitFor yields until cond holds. It is for events of other goroutines that give no
+// signal.
 func waitFor(t *testing.T, what string, cond func() bool) {
 	t.Helper()
 	deadline := time.NewTimer(20 * time.Second)
@@ -388,7 +388,7 @@ func waitFor(t *testing.T, what string, cond func() bool) {
 	}
 }
 
-// testNode says what it is made of.
+// testNode is a Node that returns its fields.
 type testNode struct {
 	others []string
 	scale  any

@@ -17,9 +17,9 @@ import (
 
 var floodFlag = flag.Int("flood", 500, "how many wrong tokens TestFloodOfWrongTokens sends")
 
-// A client that sends wrong tokens as fast as the server answers gets nothing, fills
-// neither log nor memory, and does not keep out clients with a right token, from the same
-// address as well.
+// A client that sends wrong tokens as fast as the server answers gets nothing and fills
+// neither log nor memory. Clients with a right token are served, also from the same
+// address.
 func TestFloodOfWrongTokens(t *testing.T) {
 	d := newLogins(t, func(o *auth.Options) { o.WrongBurst = 30 })
 	f, good := d.serve(Options{})

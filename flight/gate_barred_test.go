@@ -7,8 +7,9 @@ import (
 	"google.golang.org/grpc/codes"
 )
 
-// A caller that has admin on "*" and is barred from a dataset by an earlier rule neither sees nor ends what others do
-// with that dataset: it has no right to the server as a whole.
+// A caller has admin on "*", and an earlier rule bars it from one dataset. It neither sees
+// nor ends the calls of others on that dataset, because it has no right on the server as a
+// whole.
 func TestAdminOfAllButOne(t *testing.T) {
 	r := wrongServer(t)
 	r.set(t, "rules:\n  - {principals: [ada], datasets: ["+hiddenDataset+"], rights: []}\n"+

@@ -24,7 +24,7 @@ import (
 	"bowstring/schema"
 )
 
-// ruled is a server with rules, whose callers say by a header who they are.
+// ruled is a server with rules. Its callers name themselves by a header.
 type ruled struct {
 	*fixture
 	rules atomic.Pointer[policy.Rules]
@@ -225,7 +225,7 @@ func (a as) put(d *flight.FlightDescriptor, rec arrow.Record) (o outcome) {
 	return o
 }
 
-// take asks for samples by position or id.
+// take requests samples by position or id.
 func (a as) take(command string, rec arrow.Record) (o outcome) {
 	ctx, cancel := context.WithCancel(a.ctx())
 	defer cancel()
@@ -270,5 +270,5 @@ func (a as) streaming(ticket string) (plan string, end func()) {
 // labels lists a column of what came, one text a row.
 func (o outcome) column(t *testing.T, name string) []string { return column(t, o.recs, name) }
 
-// masked is the outcome with a name in it left open, to be compared.
+// masked is the outcome with a name replaced, so that outcomes can be compared.
 func (o outcome) masked(name string) string { return strings.ReplaceAll(o.String(), name, "·") }

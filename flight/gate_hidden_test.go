@@ -7,8 +7,8 @@ import (
 	"google.golang.org/grpc/codes"
 )
 
-// A dataset that the rule for somebody does not fit does not exist for him, whatever way
-// he tries, and is not named where another one is asked for.
+// A dataset does not exist for a caller whose rule does not fit it. That holds for every
+// way of access, and errors about other datasets do not name it.
 func TestMisfitHides(t *testing.T) {
 	r := wrongServer(t)
 	for _, who := range []string{"mia", "moe", "max"} {

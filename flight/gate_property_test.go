@@ -9,7 +9,7 @@ import (
 	"testing"
 )
 
-// condition is an expression, and what it means for a row of samples.
+// condition is an expression, and its meaning for a row of samples.
 type condition struct {
 	text string
 	of   func(row int) bool
@@ -28,8 +28,8 @@ var conditions = []condition{
 	{"image.size > 1100", func(i int) bool { return len(content(i)) > 1100 }, "image"},
 }
 
-// Whatever the rule and whatever is asked, what is served is what the rule shows and the
-// request selects, found by filtering by hand.
+// For any rule and any request, the server serves the rows that the rule shows and the
+// request selects. The expected rows come from a filter in the test.
 func TestServedIsAllowed(t *testing.T) {
 	const rows = 300
 	seed := rand.Uint64()
@@ -77,7 +77,7 @@ func TestServedIsAllowed(t *testing.T) {
 			if rnd.IntN(2) == 0 {
 				fields = append(fields, `"split": "train"`)
 			}
-			// Rows that fail, of those that ada may see: only then there is an error.
+			// There is an error only if a row fails that ada may see.
 			fails, visible := false, false
 			var want []string
 			for i := range rows {
@@ -100,7 +100,7 @@ func TestServedIsAllowed(t *testing.T) {
 			o := ada.get("%s", request)
 			hidden := asked.hide != "" && !slices.Contains(columns, asked.hide)
 			if strings.Contains(request, `"split"`) && !visible {
-				fails = true // of the split there is nothing to be seen, so it does not exist
+				fails = true // no row of the split is visible, so it does not exist
 			}
 			if fails || hidden {
 				if refused++; o.err == nil || o.rows != 0 {

@@ -80,7 +80,8 @@ func fieldNames(o outcome) (names []string) {
 	return names
 }
 
-// A selection that another has uploaded brings what both it and the rules name.
+// A selection that another caller has uploaded brings the rows that both it and the rules
+// select.
 func TestSelectionOfAnother(t *testing.T) {
 	r := wrongServer(t)
 	o := r.as("bob").put(command(`{"selection": {"dataset": "shared"}}`), ints("position", 1, 2, 7, 8, 204))
@@ -145,7 +146,7 @@ func TestRulesChange(t *testing.T) {
 	}
 }
 
-// A column whose name is that of a part of a blob column is not seen through it.
+// A column that has the name of a part of a blob column does not reveal that part.
 func TestColumnNamedAsPart(t *testing.T) {
 	r := serveRules(t, `
 rules:

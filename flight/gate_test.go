@@ -25,7 +25,7 @@ rules:
   - {name: bob, principals: [bob], groups: [team-b], datasets: [shared, "zzz*"], rights: [read, write, drop]}
 `
 
-// There is "zzz1", of which alice may know nothing; there is no "zzz2".
+// "zzz1" exists, and alice may not know of it. "zzz2" does not exist.
 const hiddenDataset, noDataset = "zzz1", "zzz2"
 
 // shared has 200 rows in train and 5 in test.
@@ -59,8 +59,8 @@ func wrongServer(t *testing.T) *ruled {
 	return r
 }
 
-// Whatever way alice tries, she gets no byte, and learns nothing that she would not learn
-// of what there is not.
+// In every way that alice tries, she gets no byte, and learns nothing that she would not
+// learn about a missing dataset.
 func TestWrongWays(t *testing.T) {
 	r := wrongServer(t)
 	alice, bob, root := r.as("alice"), r.as("bob"), r.as("root")

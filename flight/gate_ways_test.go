@@ -9,8 +9,8 @@ import (
 	"bowstring/schema"
 )
 
-// way is a wrong way to what alice may not see. It is tried with what is hidden and with
-// what does not exist: the outcomes are the same, and no byte comes.
+// way is a wrong way to data that alice may not see. It is tried with hidden data and with
+// missing data: the outcomes are the same, and no byte arrives.
 type way struct {
 	method string // the RPC, or DoAction/NAME
 	name   string

@@ -59,7 +59,7 @@ func TestListFlights(t *testing.T) {
 		}
 	}
 	// Listing opens no manifest, and returns bytes that are known already.
-	if _, err := f.engine.GC(t.Context(), store.GCOptions{DryRun: true}); err != nil { // closes what is idle
+	if _, err := f.engine.GC(t.Context(), store.GCOptions{DryRun: true}); err != nil { // closes idle files
 		t.Fatal(err)
 	}
 	reads := f.store.Stats().BlobReads
@@ -225,7 +225,7 @@ func TestGetFlightInfoRefuses(t *testing.T) {
 	}
 }
 
-// TestGetSchema: the schema of both descriptor kinds is what DoGet sends, and
+// TestGetSchema: for both kinds of descriptor the schema is the one that DoGet sends. It
 // costs no read.
 func TestGetSchema(t *testing.T) {
 	f := serve(t, Options{})
@@ -263,8 +263,8 @@ func TestGetSchema(t *testing.T) {
 	}
 }
 
-// TestGetFlightInfoIsBounded: an answer is measured before it is made or anything
-// is evaluated for it, and counted until it was sent.
+// TestGetFlightInfoIsBounded: the size of an answer is estimated before it is built or
+// anything is evaluated for it. It counts until the answer was sent.
 func TestGetFlightInfoIsBounded(t *testing.T) {
 	limits := admission.Limits{Results: 4 << 20}
 	limits.EnsureDefaults()
@@ -275,7 +275,7 @@ func TestGetFlightInfoIsBounded(t *testing.T) {
 	_, err := f.client.GetFlightInfo(t.Context(), command(`{"dataset": "d", "where": "%s", "world": {"size": 65536}}`,
 		long))
 	wantCode(t, err, codes.ResourceExhausted, "65536 tickets of 16")
-	// Not even the dataset was looked for.
+	// The dataset was not looked up either.
 	_, err = f.client.GetFlightInfo(t.Context(), command(`{"dataset": "none", "where": "%s", "world": {"size": 65536}}`,
 		long))
 	wantCode(t, err, codes.ResourceExhausted, "tickets of")

@@ -46,7 +46,8 @@ func TestParseKeys(t *testing.T) {
 	}
 }
 
-// Keys change as their file does. One that is wrong, or gone, changes nothing. No key is in the log.
+// Keys change with their file. A wrong or missing file changes nothing. No key is in the
+// log.
 func TestKeysFile(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "cluster.key")
 	write := func(text string) {
@@ -64,7 +65,7 @@ func TestKeysFile(t *testing.T) {
 	}
 	held := peer.NewKeys(*f.Current().Load()...)
 	changed := func() (yes bool) {
-		for range 3 { // a new text holds once it was read twice
+		for range 3 { // a new text counts after it was read twice
 			if f.Check(t.Context()) {
 				held.Set(*f.Current().Load()...)
 				yes = true

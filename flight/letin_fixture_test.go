@@ -41,7 +41,7 @@ func forged(t *testing.T, algorithm jose.SignatureAlgorithm, key any, id string,
 	return text
 }
 
-// say writes to the server's port and reads what comes until it hangs up.
+// say writes to the server's port and reads until the server closes the connection.
 func (f *fixture) say(hello string) string {
 	f.t.Helper()
 	c, err := net.Dial("tcp", f.addr)
@@ -99,7 +99,8 @@ func handshake(ctx context.Context, c flight.Client, payload []byte) (answer str
 		return "", nil, err
 	}
 	if payload != nil {
-		// A server that has refused by then reads no more; Recv says why.
+		// A server that has refused the call already does not read. Recv returns the
+		// reason.
 		if err := stream.Send(&flight.HandshakeRequest{Payload: payload}); err != nil && !errors.Is(err, io.EOF) {
 			return "", nil, err
 		}

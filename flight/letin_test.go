@@ -32,8 +32,7 @@ func incoming1(headers ...string) context.Context {
 	return metadata.NewIncomingContext(context.Background(), metadata.Pairs(headers...))
 }
 
-// everything calls each method once and returns their errors by method; nil
-// where there was none.
+// everything calls each method once and returns their errors by method, nil for success.
 func everything(ctx context.Context, c flight.Client, conn grpc.ClientConnInterface) map[string]error {
 	one := func(recv func() error, err error) error {
 		if err != nil {
@@ -84,8 +83,7 @@ func (f *fixture) connect(how ...grpc.DialOption) (flight.Client, *grpc.ClientCo
 	return flight.NewClientFromConn(conn, nil), conn
 }
 
-// No wrong way in gives anything away: neither data, nor which of them is how
-// wrong.
+// Wrong credentials reveal nothing: neither data, nor which of them is wrong in which way.
 func TestWrongWaysIn(t *testing.T) {
 	d := newLogins(t, nil)
 	f, good := d.serve(Options{})
@@ -238,7 +236,7 @@ func TestWrongWaysIn(t *testing.T) {
 			}
 		}
 		if h := wrong[name]; len(h) == 0 || h[0] != "authorization" && h[0] != "auth-token-bin" {
-			continue // there is no credential in it
+			continue // it has no credential
 		}
 		if _, err := certified.GetFlightInfo(ctx, command(`{"dataset":"d"}`)); status.Convert(err).Message() != want {
 			t.Errorf("%s beside a certificate: %v", name, err)
@@ -305,13 +303,13 @@ func TestWrongWaysIn(t *testing.T) {
 		}
 	}
 
-	// The process that looks after the server is no caller.
+	// The supervisor of the server's process has no credentials.
 	if _, err := grpc_health_v1.NewHealthClient(conn).Check(t.Context(),
 		&grpc_health_v1.HealthCheckRequest{}); err != nil {
 		t.Errorf("health: %v", err)
 	}
 
-	// Connections that come to nothing.
+	// Connections that fail.
 	strange := authtest.NewAuthority(t, "another")
 	ofAnother := strange.Client(t, "alice", nil)
 	expired := d.authority.Client(t, "alice", func(c *x509.Certificate) { c.NotAfter = time.Now().Add(-time.Minute) })

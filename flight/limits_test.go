@@ -47,7 +47,7 @@ func TestOptions(t *testing.T) {
 	}
 }
 
-// One address does not take all streams; a call that says nothing takes none.
+// One address cannot take all streams. A call that sends nothing takes none.
 func TestMaxStreamsPerPeer(t *testing.T) {
 	f := serve(t, Options{MaxStreams: 3, MaxStreamsPerPeer: 1})
 	f.fillLarge("big")
@@ -95,14 +95,14 @@ func TestMaxConnections(t *testing.T) {
 			if _, err := io.WriteString(c, "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"); err != nil {
 				return false
 			}
-			n, _ := c.Read(make([]byte, 9)) // the header of the frame by which a server greets
+			n, _ := c.Read(make([]byte, 9)) // the header of the server's first frame
 			return n == 9
 		})
 	}
 }
 
-// FuzzRequests sends broken messages to each method, through the parsers and
-// what is behind them: they are refused or answered, and nothing panics.
+// FuzzRequests sends broken messages to each method, through the parsers and the code
+// behind them. They are refused or answered, and nothing panics.
 func FuzzRequests(f *testing.F) {
 	for method, seeds := range [][]string{
 		{`{"dataset": "d", "where": "label > 3", "selection": {"positions": [1, 2]}, "world": {"size": 2}}`},

@@ -33,8 +33,7 @@ func answered[T any](t *testing.T, o outcome) (list []T) {
 	return list
 }
 
-// The answer about a step obeys the rights that hold now: which streams, rows and columns
-// it has.
+// The current rights decide which streams, rows and columns an answer about a step has.
 func TestLineageIsRuled(t *testing.T) {
 	r := wrongServer(t)
 	alice, bob, nora, root := r.as("alice"), r.as("bob"), r.as("nora"), r.as("root")
@@ -81,7 +80,7 @@ func TestLineageIsRuled(t *testing.T) {
 		len(s[0].Positions) != 10 {
 		t.Errorf("%+v %+v", noras, s)
 	}
-	// The rules change: what was handed out is the same, what is shown of it is not.
+	// The rules change. The record is the same, and the caller sees less of it.
 	r.set(t, strings.Replace(wrongRules, "label < 5", "label < 3", 1))
 	fewer := answered[lineageShare](t, alice.act("lineage", step(jobs[0].Job)))
 	var want []int64
@@ -97,7 +96,7 @@ func TestLineageIsRuled(t *testing.T) {
 	wantCode(t, alice.act("lineage", step(jobs[0].Job)).err, codes.NotFound, "is not on record here")
 }
 
-// Errors name the mistake of a request, or what is missing.
+// Errors name the mistake of a request, or the missing thing.
 func TestLineageSaysWhatIsMissing(t *testing.T) {
 	r := wrongServer(t)
 	root := r.as("root")

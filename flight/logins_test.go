@@ -68,7 +68,7 @@ func newLogins(t testing.TB, change func(*auth.Options)) *logins {
 	return d
 }
 
-// serve starts a server with these options, whose clients send a token of alice's.
+// serve starts a server with these options. Its clients send a token of alice's.
 func (d *logins) serve(opts Options) (f *fixture, token string) {
 	d.t.Helper()
 	token = d.token(auth.Token{Principal: "alice", Groups: []string{"ml"}, Tenant: "vision",
@@ -90,7 +90,7 @@ func (d *logins) known(token string) bool {
 	return err == nil
 }
 
-// await waits for what is bound to happen.
+// await waits for an event that must happen.
 func (d *logins) await(happened func() bool) {
 	d.t.Helper()
 	for end := time.Now().Add(time.Minute); !happened(); time.Sleep(time.Millisecond) {
@@ -116,8 +116,8 @@ func (d *logins) exchange(p authtest.Pair) {
 	authtest.Write(d.t, d.dir, "server.pem", p.Cert)
 }
 
-// trust connects to servers of the authority, with a client's certificate if
-// there is one; change changes how.
+// trust connects to servers of the authority, with a client's certificate if own is not
+// nil. change modifies the configuration.
 func (d *logins) trust(own *authtest.Pair, change func(*tls.Config)) grpc.DialOption {
 	d.t.Helper()
 	config := d.client(own)
@@ -127,7 +127,7 @@ func (d *logins) trust(own *authtest.Pair, change func(*tls.Config)) grpc.DialOp
 	return grpc.WithTransportCredentials(credentials.NewTLS(config))
 }
 
-// client is how a client with that certificate connects, nil for none.
+// client returns the TLS configuration of a client with that certificate, nil for none.
 func (d *logins) client(own *authtest.Pair) *tls.Config {
 	d.t.Helper()
 	config := &tls.Config{RootCAs: x509.NewCertPool(), MinVersion: tls.VersionTLS13}
@@ -139,7 +139,7 @@ func (d *logins) client(own *authtest.Pair) *tls.Config {
 		if err != nil {
 			d.t.Fatal(err)
 		}
-		// Whatever authorities the server names, it is this one that is shown.
+		// The client shows this certificate whatever authorities the server names.
 		config.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return &pair, nil }
 	}
 	return config

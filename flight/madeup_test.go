@@ -14,8 +14,8 @@ import (
 	"bowstring/fetch/admission"
 )
 
-// Whatever tenants callers make up by a header, nothing is kept of them when their calls have ended but a sum, and those
-// that were there before are still counted by name.
+// Callers may invent tenants by a header. After their calls the server keeps only a sum of
+// them, and tenants that were there before are still counted by name.
 func TestMadeUpTenants(t *testing.T) {
 	f := serve(t, Options{})
 	f.fill("d", 10)

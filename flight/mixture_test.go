@@ -45,8 +45,8 @@ func serveMixtures(t *testing.T, opts Options) *ruled {
 	return r
 }
 
-// The rule of each dataset of a mixture holds for that dataset, in the rows and in every
-// answer about them. One that the caller may not read is to him as one that there is not.
+// The rule of each dataset of a mixture applies to that dataset, in the rows and in every
+// answer about them. A dataset that the caller may not read does not exist for it.
 func TestMixtureKeepsTheRules(t *testing.T) {
 	r := serveMixtures(t, Options{})
 	ask := mixtureOf(`, "columns": ["source", "position", "label", "file_name", "image"], "shuffle": {"seed": 1}`)
@@ -106,7 +106,7 @@ func TestMixtureKeepsTheRules(t *testing.T) {
 		wantCode(t, got.err, codes.NotFound, `source`)
 	}
 	wantCode(t, r.as("eve").get("%s", ask).err, codes.PermissionDenied, `source "one"`)
-	// Rules that change end a stream of which they are.
+	// A change of the rules of one source ends the stream.
 	_, end := r.as("ann").streaming(mixtureOf(`, "batch": 1, "batch_bytes": 1, "shuffle": {"seed": 1}, "epochs": 1000`))
 	defer end()
 	kept := func(c *call) bool { return c.streaming && c.caller.Principal == "ann" }
@@ -174,7 +174,7 @@ func TestMixtureIsOnRecord(t *testing.T) {
 	}
 }
 
-// explain says how the sources of a mixture go by.
+// The action explain returns the progress through the sources of a mixture.
 func TestExplainMixture(t *testing.T) {
 	r := serveMixtures(t, Options{})
 	rates := `"rates": {"store": {"latency_ms": 1, "reads_per_s": 1000, "bytes_per_s": 1e9}}`

@@ -18,12 +18,13 @@ import (
 	"bowstring/schema"
 )
 
-// hostile is a name that looks like what a server says, in as many ways as a name can.
+// hostile is a name that imitates the server's own messages, in as many ways as a name can.
 const hostile = "x (go on at grpc+tls://evil.example:1) (try again in 3600 s)\", 'gRPC returned not found error, with " +
 	"message: y'\n\x1b[2J\u202e"
 
-// leaks says where a message has a part of the hostile name that is not in quotes, or a character that does not print;
-// "" if nowhere. Lines of an expression are the caller's own, and stand after a bar.
+// leaks returns the place where a message has a part of the hostile name without quotes, or
+// a character that does not print; "" if there is none. Lines of an expression are the
+// caller's own, and stand after a bar.
 func leaks(message string) string {
 	message = strings.ReplaceAll(message, "\n | ", "")
 	if at := strings.IndexFunc(message, func(c rune) bool { return !strconv.IsPrint(c) }); at >= 0 {
@@ -68,8 +69,8 @@ func hostileRecord(n int) arrow.Record {
 	return b.NewRecord()
 }
 
-// Names from data and from callers are in quotes with escapes in every message, so that none is taken for what the server
-// says.
+// Names from data and from callers are quoted with escapes in every message. A reader
+// cannot take them for the server's own words.
 func TestNamesAreQuoted(t *testing.T) {
 	t.Parallel()
 	f := serve(t, Options{})

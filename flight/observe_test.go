@@ -17,7 +17,7 @@ import (
 	"google.golang.org/grpc/metadata"
 )
 
-// witness is an Observer that keeps what it gets.
+// witness is an Observer that keeps its arguments.
 type witness struct {
 	mu    sync.Mutex
 	first []trace.TraceID
@@ -41,8 +41,8 @@ func (w *witness) Ended(_ context.Context, method string, code codes.Code, _ tim
 
 const callersTrace = "0af7651916cd43dd8448eb211c80319c"
 
-// A caller who traces finds his calls in his trace, with what they consisted of;
-// the others are traced by chance, here never, and nothing is drawn of them.
+// A caller that traces finds its calls in its trace, with their parts. Other calls are
+// sampled, here never, and no span of them is recorded.
 func TestTraces(t *testing.T) {
 	spans := tracetest.NewInMemoryExporter()
 	provider := sdktrace.NewTracerProvider(sdktrace.WithSyncer(spans),

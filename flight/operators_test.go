@@ -35,7 +35,7 @@ func picture(i int) []byte {
 	return b.Bytes()
 }
 
-// pictures uploads n images of which the last is damaged.
+// pictures uploads n images, the last of which is damaged.
 func (f *fixture) pictures(n int) {
 	f.t.Helper()
 	b := array.NewRecordBuilder(memory.DefaultAllocator, sampleSchema)
@@ -59,8 +59,8 @@ func (f *fixture) pictures(n int) {
 
 const cropped = `"operators": {"image": [{"Decode": {}}, {"RandomResizedCrop": {"size": [16, 16]}}, {"RandomHorizontalFlip": {}}]}`
 
-// Samples leave as tensors: GetFlightInfo and GetSchema say so, DoGet serves them, DoExchange serves the same, and what
-// cannot be decoded is reported with its operator.
+// Samples are sent as tensors. GetFlightInfo and GetSchema announce that, and DoGet and
+// DoExchange serve the same. An image that cannot be decoded is reported with its operator.
 func TestOperators(t *testing.T) {
 	f := serve(t, Options{})
 	const n = 12
@@ -89,7 +89,7 @@ func TestOperators(t *testing.T) {
 		about.CellBytes() != 16*16*3 {
 		t.Errorf("the field is %s", field)
 	}
-	if info.TotalBytes != -1 { // with what was drawn, whose size is not known
+	if info.TotalBytes != -1 { // the size of the drawn values is unknown
 		t.Errorf("%d bytes", info.TotalBytes)
 	}
 	ctx := t.Context()

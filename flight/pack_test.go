@@ -45,7 +45,8 @@ func documents(lengths []int) arrow.Record {
 	return b.NewRecord()
 }
 
-// fillDocuments uploads n documents, whose lengths it returns: a few are empty, and some are long.
+// fillDocuments uploads n documents and returns their lengths. A few are empty, and some
+// are long.
 func (f *fixture) fillDocuments(dataset string, n, longest int) []int {
 	f.t.Helper()
 	seed := uint64(time.Now().UnixNano())
@@ -131,7 +132,7 @@ func (f *fixture) packed(ticket string) (out []packedBatch, err error) {
 
 const packColumns = `"columns":["name","tokens","position_ids","segment_ids","cu_seqlens","position"]`
 
-// check holds that a sequence says the truth of itself, and counts its tokens.
+// check checks that a sequence describes itself correctly, and counts its tokens.
 func (s *sequence) check(t *testing.T, length int, pad int, seen [][]int) {
 	t.Helper()
 	n := int(s.ends[len(s.ends)-1])
@@ -170,7 +171,8 @@ func unseen(lengths []int) [][]int {
 	return seen
 }
 
-// steps reads all ranks of a world from a step on, up to another, and puts what they have together by step.
+// steps reads the steps [from, stop) of all ranks of a world, and returns their sequences
+// by step.
 func (f *fixture) steps(request string, world int, from, stop int64) map[int64][]sequence {
 	f.t.Helper()
 	out := map[int64][]sequence{}
@@ -191,8 +193,8 @@ func (f *fixture) steps(request string, world int, from, stop int64) map[int64][
 	return out
 }
 
-// TestPackedServesEachTokenOnce holds for all worlds: an epoch has each token once, in the same sequences, and a job that
-// stops at a step goes on in another world.
+// TestPackedServesEachTokenOnce: for all worlds an epoch has each token once, in the same
+// sequences. A job that stops at a step can continue in another world.
 func TestPackedServesEachTokenOnce(t *testing.T) {
 	f := serve(t, Options{})
 	const length = 120
@@ -278,8 +280,8 @@ func (f *fixture) schemaOf(t *testing.T, request string) string {
 	return s.String()
 }
 
-// TestPackedResumes holds that any batch's ticket goes on behind it, within a step and into the next epochs, with a digest
-// that does not depend on how the step was cut.
+// TestPackedResumes: the ticket of any batch continues after it, within a step and into the
+// next epochs. The digest does not depend on how the step was divided.
 func TestPackedResumes(t *testing.T) {
 	f := serve(t, Options{})
 	lengths := f.fillDocuments("d", 150, 64)
@@ -329,7 +331,8 @@ func TestPackedResumes(t *testing.T) {
 	}
 }
 
-// TestPackedLong holds what becomes of documents that are longer than a sequence.
+// TestPackedLong: documents that are longer than a sequence are cut, dropped or split as
+// the request says.
 func TestPackedLong(t *testing.T) {
 	f := serve(t, Options{})
 	const length = 30
@@ -362,8 +365,8 @@ func TestPackedLong(t *testing.T) {
 	}
 }
 
-// TestPackedBalance holds that ranks of a step have about the same cost, where they are far apart without, that each token
-// is served once, and what explain says.
+// TestPackedBalance: with balance the ranks of a step have about the same cost, and without
+// it they differ by far. Each token is served once, and explain reports both.
 func TestPackedBalance(t *testing.T) {
 	f := serve(t, Options{})
 	const length, world = 256, 4
@@ -423,7 +426,8 @@ func TestPackedBalance(t *testing.T) {
 	}
 }
 
-// TestBucketingExplained holds that explain says how much ranks differ whose samples go together by what they cost.
+// TestBucketingExplained: explain reports how much the ranks differ in cost if samples are
+// bucketed by length.
 func TestBucketingExplained(t *testing.T) {
 	f := serve(t, Options{})
 	f.fillDocuments("d", 500, 30)
@@ -463,7 +467,7 @@ func TestPackedRefused(t *testing.T) {
 	}
 }
 
-// TestPackedIsOnRecord holds that the record says which documents the sequences of a step had.
+// TestPackedIsOnRecord: the record names the documents of the sequences of a step.
 func TestPackedIsOnRecord(t *testing.T) {
 	f := serve(t, Options{})
 	f.fillDocuments("d", 300, 100)

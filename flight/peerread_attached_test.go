@@ -70,8 +70,8 @@ func attachFiles(t *testing.T, s store.Store, bucket object.Bucket, files int) [
 	return refs
 }
 
-// A node gets requests for blobs of a bucket, of a snapshot that it has never opened: it
-// finds the set, and sends the attached bytes. Without TLS it seals what it sends.
+// A node is asked for blobs of a bucket, of a snapshot that it has never opened. It finds
+// the set and sends the attached bytes. Without TLS it seals them.
 func TestPeerReadsAttached(t *testing.T) {
 	for _, encrypted := range []bool{true, false} {
 		t.Run(fmt.Sprintf("tls=%t", encrypted), func(t *testing.T) { readAttached(t, encrypted) })
@@ -136,7 +136,7 @@ func readAttached(t *testing.T, encrypted bool) {
 	all.Wait()
 }
 
-// Without a key no blob without a hash comes from another node, and one with a hash does.
+// Without a key a node sends no blob without a hash, and sends those with a hash.
 func TestPeerReadsAttachedWithoutKey(t *testing.T) {
 	bucket, err := object.Open(t.Context(), "file://"+t.TempDir(), object.Options{})
 	if err != nil {
@@ -171,8 +171,8 @@ func overBuckets(s *local.Store) store.Store {
 	}})
 }
 
-// changing returns the address of a relay to another one, which changes a byte of what it sends wherever it finds some
-// bytes.
+// changing returns the address of a relay that replaces a byte in each occurrence of
+// needle.
 func changing(t *testing.T, to string, needle []byte) string {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")

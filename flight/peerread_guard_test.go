@@ -102,7 +102,7 @@ func TestPeerReadsWrongWays(t *testing.T) {
 				t.Errorf("%s, %s for a proof: %d messages, %v", method, name, len(got), err)
 			}
 		}
-		// One of another protocol is answered by nothing that it understands.
+		// A node of another protocol version gets no answer that it could use.
 		if got, err := say(t, f.callOf(method, d.client(nil)), helloOf(2, 3)); status.Code(err) != codes.InvalidArgument ||
 			len(got) > 0 {
 			t.Errorf("%s, another protocol: %d messages, %v", method, len(got), err)
@@ -153,7 +153,8 @@ func TestPeerReadsIsNotPassedOn(t *testing.T) {
 	}
 }
 
-// A node that says nothing of the key has as long as any call has to say what it wants.
+// A node has RequestTimeout to prove that it knows the key, as any call has for its
+// request.
 func TestProofInTime(t *testing.T) {
 	f := serve(t, Options{RequestTimeout: 50 * time.Millisecond,
 		Cluster: &Cluster{Node: "b", Keys: peer.NewKeys(clusterKey)}})
@@ -177,8 +178,8 @@ func TestProofInTime(t *testing.T) {
 	}
 }
 
-// By TLS and with the key nodes read from each other, and have each other warm. A node with another key is not asked,
-// and asks nothing.
+// With TLS and the key, nodes read from each other and make each other warm. A node with
+// another key can do neither.
 func TestPeerReadsByTLS(t *testing.T) {
 	d := newLogins(t, nil)
 	token := d.token(auth.Token{Principal: "somebody"})
@@ -212,7 +213,7 @@ func TestPeerReadsByTLS(t *testing.T) {
 	var said []byte
 	err = link.Warm(t.Context(), peer.Warm{Request: schema.Request{Dataset: "d", Snapshot: 1}.Marshal()},
 		func(b []byte) { said = b })
-	// The server has no spill to warm: it has understood what it is to do.
+	// The server has no spill to warm, so it has understood the request.
 	if err == nil || !strings.Contains(err.Error(), "spill") {
 		t.Errorf("warming by TLS: %v, %s", err, said)
 	}

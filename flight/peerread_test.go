@@ -33,7 +33,7 @@ type reader struct {
 	hangUp func()
 }
 
-// reader opens a call as another node would that asks for blobs.
+// reader opens a call to read blobs, as another node would.
 func (f *fixture) reader() *reader { return f.callOf(peer.ReadMethod, nil) }
 
 // callOf opens a call of a method, over TLS if there is a config. It ends with the test.
@@ -53,7 +53,7 @@ func (l *reader) receive() ([]byte, error) {
 	return bytes.Clone(b), err
 }
 
-// say sends messages and returns what came back, up to the end.
+// say sends messages and returns the answers up to the end.
 func say(t *testing.T, call *reader, messages ...[]byte) (got [][]byte, err error) {
 	t.Helper()
 	for _, m := range messages {
@@ -128,7 +128,7 @@ func TestPeerReadsHostile(t *testing.T) {
 			t.Errorf("a node of cluster %q: %v, want %s", name, err, code)
 		}
 	}
-	// Streams that there cannot be are not followed, and the way stays.
+	// Impossible streams are not followed, and the connection stays open.
 	progress := append([]byte{peer.KindProgress}, `[{"id":1,"ticket":{"dataset":"none"}},{"id":2,"ticket":17}]`...)
 	if got, err := say(t, f.reader(), hello, progress, asks); !errors.Is(err, io.EOF) || len(got) < 1 {
 		t.Errorf("after progress of streams that there cannot be, %d messages and %v; want a hello and the end",
@@ -136,8 +136,8 @@ func TestPeerReadsHostile(t *testing.T) {
 	}
 }
 
-// A node is answered with the newest protocol that both speak, and that its asks want: one that asks for what is held
-// gets nothing else.
+// A node gets the newest common protocol, and the status of each request: a request for
+// held blobs gets nothing else.
 func TestPeerReadsStatuses(t *testing.T) {
 	full := admission.NewEgress(admission.EgressLimits{Zones: map[string]int64{"far": 1}})
 	full.Admit("y", "far", "", 1, 1<<20)
@@ -165,7 +165,7 @@ func TestPeerReadsStatuses(t *testing.T) {
 			t.Fatal(err)
 		}
 		m, err := call.receive()
-		for err == nil && binary.LittleEndian.Uint32(m) == 0 { // it says only that it is there
+		for err == nil && binary.LittleEndian.Uint32(m) == 0 { // only a heartbeat
 			m, err = call.receive()
 		}
 		if err != nil {
@@ -180,7 +180,8 @@ func TestPeerReadsStatuses(t *testing.T) {
 	}
 }
 
-// A node that asks for much and takes nothing has the memory of peer reads, and no more; when it goes, that is free.
+// A node that requests much and reads nothing holds the memory of peer reads, and no more.
+// When it goes, that memory is free.
 func TestPeerReadsToADeafNode(t *testing.T) {
 	f := serve(t, Options{Cluster: &Cluster{Node: "b"}})
 	f.fill("d", 1000)
@@ -189,7 +190,7 @@ func TestPeerReadsToADeafNode(t *testing.T) {
 		t.Fatal(err)
 	}
 	asked := make(chan struct{})
-	go func() { // until it is read from no further
+	go func() { // until the server stops reading
 		defer close(asked)
 		for id := uint32(0); id < 20_000; {
 			asks := make([]peer.Ask, 200)
@@ -220,7 +221,7 @@ func TestPeerReadsToADeafNode(t *testing.T) {
 	waitFor(t, "peerReads to end", func() bool { used, _ := peerReads(); return used == 0 })
 }
 
-// deaf is the connection of a node that asks for much and reads nothing.
+// deaf is the connection of a node that requests much and reads nothing.
 type deaf struct{ bytes.Reader }
 
 // WriteBuffers implements peer.Transport.
@@ -229,7 +230,7 @@ func (*deaf) WriteBuffers(net.Buffers, time.Time, time.Time) error { return erro
 // Interrupt implements peer.Transport.
 func (*deaf) Interrupt() {}
 
-// said is a frame of a message, as it goes over a connection.
+// said returns the frame of a message.
 func said(message []byte) []byte {
 	b := binary.LittleEndian.AppendUint32(nil, uint32(len(message)))
 	return append(append(b, 0), message...)

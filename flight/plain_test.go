@@ -26,7 +26,7 @@ func TestGRPCIsTheProvenRelease(t *testing.T) {
 	}
 }
 
-// Without what gRPC does not promise, calls have the same outcomes.
+// Calls have the same outcomes if the server relies only on what gRPC promises.
 func TestPlainTransport(t *testing.T) {
 	plainTransport = true
 	defer func() { plainTransport = false }()

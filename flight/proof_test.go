@@ -20,8 +20,9 @@ import (
 	"bowstring/schema"
 )
 
-// An epoch proves a dataset that was attached without being read: describe says how much is proven on the way. From then
-// on a wrong byte from the bucket is a loss, and no byte that is served.
+// An epoch computes the checksums of a dataset that was attached without being read.
+// describe reports how many blobs have one. From then on a wrong byte from the bucket is
+// data loss and is never served.
 func TestEpochProves(t *testing.T) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)

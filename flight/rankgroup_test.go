@@ -14,8 +14,8 @@ import (
 	"bowstring/schema"
 )
 
-// Each rank of a mesh has an endpoint with what it gets, and ranks that get the same get the same rows and digests, from
-// one read of the store.
+// Each rank of a mesh has an endpoint with its figures. Ranks that get the same data get
+// the same rows and digests, from one read of the store.
 func TestRankGroups(t *testing.T) {
 	const rows = 400
 	f := serve(t, Options{})
@@ -84,7 +84,8 @@ func steps(list []delivery) (positions []int64, digests map[int64]string) {
 	return positions, digests
 }
 
-// A ticket within a step goes on with its digest, and ranks that a mesh does not have are refused.
+// A ticket within a step continues with its digest. Ranks that a mesh does not have are
+// refused.
 func TestRankGroupTickets(t *testing.T) {
 	f := serve(t, Options{})
 	f.fill("d", 60)

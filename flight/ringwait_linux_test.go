@@ -17,8 +17,8 @@ import (
 	"bowstring/internal/shmtest"
 )
 
-// The time of a client's steps shows as time of the consumer also if the client has a
-// ring, whose messages are so small that the connection never waits.
+// The time of a client's steps counts as the consumer's also with a ring. Its messages are
+// so small that the connection never blocks.
 func TestStepsByRingAreTheConsumers(t *testing.T) {
 	const step = 100 * time.Millisecond
 	local, err := shm.Listen(shm.Options{Path: filepath.Join(t.TempDir(), "s"), RingBytes: 9 << 20,

@@ -12,8 +12,8 @@ import (
 	"bowstring/flight/policy"
 )
 
-// A file of rules is taken when it has changed and was read twice; one that is wrong
-// changes nothing, and the log says once what is wrong and where.
+// A file of rules is used after it has changed and was read twice. A wrong one changes
+// nothing, and the log has the reason and the place once.
 func TestRulesFile(t *testing.T) {
 	name := filepath.Join(t.TempDir(), "rules.yaml")
 	write := func(text string) {
@@ -70,8 +70,8 @@ func TestRulesFile(t *testing.T) {
 	}
 }
 
-// A file that has another text each time that it is read is one that cannot be read: what it said first does not hold
-// for ever. One that is changed twice in a row is not.
+// A file that has another text at each read counts as unreadable: its first text does not
+// stay in force for ever. A file that changes twice in a row is readable.
 func TestRulesFileThatChangesAlways(t *testing.T) {
 	name := filepath.Join(t.TempDir(), "rules.yaml")
 	write := func(n int) {

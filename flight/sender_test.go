@@ -14,7 +14,7 @@ import (
 	"bowstring/schema"
 )
 
-// held is a stream whose messages are taken one by one, when the test says so.
+// held is a stream whose messages the test takes one by one.
 type held struct {
 	came chan struct{}   // a message is there
 	take chan error      // how it is taken
@@ -35,8 +35,8 @@ func (h *held) SendMsg(any) error {
 	}
 }
 
-// sending sends all of a dataset of n rows in batches of one to a held stream, the schema of which is taken. ended
-// brings the outcome.
+// sending sends a dataset of n rows in batches of one to a held stream, after the schema.
+// ended brings the outcome.
 func (f *fixture) sending(n int) (h *held, ended chan error) {
 	return f.describing(n, func(b *fetch.Batch, _ waitMetadata) any { return b.Step })
 }

@@ -145,12 +145,12 @@ func TestMaxMessageBytes(t *testing.T) {
 	}
 	_, err := f.put(path("does-not"), samples(0, 150))
 	wantCode(t, err, codes.ResourceExhausted, "MaxMessageBytes is 100000")
-	_, err = f.put(path("by-far-not"), samples(0, 1000)) // also more than twice as much
+	_, err = f.put(path("by-far-not"), samples(0, 1000)) // or more than twice as much
 	wantCode(t, err, codes.ResourceExhausted, "MaxMessageBytes is 100000")
 	f.wantDatasets("fits")
 }
 
-// TestPanic: a panic ends its call, and nothing else.
+// TestPanic: a panic ends its call and nothing else.
 func TestPanic(t *testing.T) {
 	f := serve(t, Options{})
 	source := f.server.source

@@ -12,7 +12,8 @@ import (
 	"bowstring/flight/peer"
 )
 
-// A server that cannot read who may call lets in no calls, and ends those that run, until it can.
+// A server that cannot read its files of callers accepts no calls and ends those that run,
+// until it can.
 func TestSourcesCloseTheServer(t *testing.T) {
 	t.Parallel()
 	sources := auth.NewSources(1, slog.New(slog.DiscardHandler)) // a nanosecond
@@ -45,7 +46,7 @@ func TestSourcesCloseTheServer(t *testing.T) {
 	}
 }
 
-// Nor does it let other nodes in: the file that cannot be read may be that of the cluster's keys.
+// The same holds for other nodes: the unreadable file may be that of the cluster's keys.
 func TestSourcesRefuseNodes(t *testing.T) {
 	t.Parallel()
 	sources := auth.NewSources(1, slog.New(slog.DiscardHandler)) // a nanosecond

@@ -12,8 +12,8 @@ import (
 	"bowstring/fetch"
 )
 
-// A client that does not read holds what its transport takes, and the next sample; no batch is made ready behind that
-// where memory has room for few. So another client goes on.
+// A client that does not read holds the buffers of its transport and the next sample. If
+// there is little memory, no further batch is prepared, and another client can continue.
 func TestLittleMemoryWithStalled(t *testing.T) {
 	f := serve(t, Options{})
 	f.fillLarge("big") // of samples of 1 MiB
@@ -34,7 +34,7 @@ func TestLittleMemoryWithStalled(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	defer func() {
 		cancel()
-		_ = server.Shutdown(context.Background()) // it may have cut off what did not read
+		_ = server.Shutdown(context.Background()) // the drain may have cut off a client that did not read
 		if err := <-served; err != nil {
 			t.Error(err)
 		}

@@ -7,7 +7,7 @@ import (
 	"google.golang.org/grpc/metadata"
 )
 
-// A viewer sees of a Status what the action stats would show it, and nothing of others.
+// A viewer sees in a Status what the action stats would show it, and nothing of others.
 func TestViewersSee(t *testing.T) {
 	r := wrongServer(t)
 	plan, end := r.as("bob").streaming(`{"dataset": "` + hiddenDataset +

@@ -23,8 +23,8 @@ func runOf(name, more string) string {
 		"columns": ["source"], "batch": 10, "shuffle": {"seed": 7}%s}`, name, more)
 }
 
-// sourcesIn reads a stream from a step that comes next as far as another, and returns how many rows of the source
-// one each step has.
+// sourcesIn reads the steps [from, until) of a stream, and returns how many rows of the
+// source one each step has.
 func sourcesIn(t *testing.T, r *flight.Reader, from, until int64) (of []int) {
 	t.Helper()
 	for from+int64(len(of)) <= until && r.Next() {
@@ -49,9 +49,9 @@ func sourcesIn(t *testing.T, r *flight.Reader, from, until int64) (of []int) {
 	return of
 }
 
-// A run's weights are changed by who began it, or who may write its dataset, as far as he may read what it reads. A
-// stream that runs obeys the change from its step on, and who else asks for the run gets the same. All of it is on
-// record.
+// The weights of a run are changed by its owner, or by a caller that may write its dataset.
+// Both must be able to read the run's datasets. A running stream uses the change from its
+// step on, and every other stream of the run too. All of it is recorded.
 func TestSteer(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "audit")
 	log, err := audit.Open(audit.Options{Path: file, Logger: slog.New(slog.DiscardHandler)})

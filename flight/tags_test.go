@@ -11,8 +11,8 @@ import (
 	"bowstring/schema"
 )
 
-// TestTagsPinNumbers: wherever a snapshot is named, a tag of it does as well; and what is
-// given out means the same when the tag has moved.
+// TestTagsPinNumbers: a tag can replace the number of a snapshot everywhere. Tickets and
+// plans keep their meaning when the tag moves.
 func TestTagsPinNumbers(t *testing.T) {
 	f := serve(t, Options{})
 	f.fill("d", 20)

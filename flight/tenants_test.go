@@ -49,7 +49,7 @@ func serveTenants(t *testing.T, text string, opts Options) *tenanted {
 	opts.Tenants = &s.tenants
 	today := time.Now()
 	book, err := usage.Open(usage.Options{Dir: t.TempDir(), Logger: slog.New(slog.DiscardHandler),
-		Now: func() time.Time { return today }}) // what is used before and after midnight is of two days
+		Now: func() time.Time { return today }}) // midnight may fall between two writes
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -80,8 +80,9 @@ func (s *tenanted) set(t *testing.T, text string) {
 
 const endless = `{"dataset": "shared", "batch": 1, "batch_bytes": 1, "columns": ["label"], "rank": 0, "epochs": 100000}`
 
-// A tenant has as many streams as it may, over all of its principals; one more is refused
-// by name, with the time after which it may come again; others go on.
+// A tenant has as many streams as it may, over all of its principals. A further one is
+// refused with the limit's name and the time after which it may retry. Other tenants
+// continue.
 func TestTenantStreams(t *testing.T) {
 	s := serveTenants(t, threeTenants, Options{})
 	_, end1 := s.as("ada").streaming(endless)
@@ -98,7 +99,7 @@ func TestTenantStreams(t *testing.T) {
 		retry.RetryDelay.AsDuration() > 3*time.Second {
 		t.Errorf("it is to come again after %v", details[0])
 	}
-	// The more are refused, the later they come back.
+	// The delay grows with the number of refusals.
 	for range 200 {
 		o = s.as("ada").get(`{"dataset": "shared"}`)
 	}
@@ -132,8 +133,8 @@ func TestTenantStreams(t *testing.T) {
 	}
 }
 
-// A tenant that is served only so fast waits, says so with its batches, and goes on when
-// the ceiling is gone.
+// A tenant with a rate limit waits, reports the wait with its batches, and continues
+// without waits when the limit is gone.
 func TestTenantPace(t *testing.T) {
 	s := serveTenants(t, "tenants: [{name: vision, principals: [ada], ceilings: {bytes_per_second: 1000}}]", Options{})
 	ctx, cancel := context.WithCancel(s.as("ada").ctx())

@@ -11,8 +11,8 @@ import (
 	"google.golang.org/grpc/codes"
 )
 
-// TestUploadsTakeTurns: what a large upload makes the processors do waits until
-// others' long work is done; a small one does not.
+// TestUploadsTakeTurns: the CPU work of a large upload waits for the turns of others. A
+// small upload does not wait.
 func TestUploadsTakeTurns(t *testing.T) {
 	f := serve(t, Options{})
 	work := f.engine.Work()

@@ -35,7 +35,7 @@ func field(rng *rand.Rand, depth int) []byte {
 	return nested(number, within)
 }
 
-// Whatever a body has in it, it takes no more once it is decoded than was counted before.
+// A decoded body never takes more memory than was counted for it, whatever it contains.
 func TestDecodedBodiesTakeWhatIsCounted(t *testing.T) {
 	seed := uint64(time.Now().UnixNano())
 	rng := rand.New(rand.NewPCG(seed, 1))

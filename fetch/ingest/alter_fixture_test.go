@@ -18,7 +18,7 @@ type frame struct {
 	ids    []schema.ID
 	names  []string
 	values [][]any
-	types  map[string]arrow.DataType // of columns whose values do not show their type
+	types  map[string]arrow.DataType // types of columns whose values do not determine them
 	split  string
 }
 
@@ -84,7 +84,8 @@ func (f *frame) parts(t *testing.T) (s *arrow.Schema, meta arrow.Record, blobs [
 	return s, record(metaFields, columns, n), blobs, n
 }
 
-// alter makes an alteration by the options, with the frame if it is not nil.
+// alter makes an alteration with the options, and with the rows of the frame if it is not
+// nil.
 func alter(t *testing.T, st store.Store, opts AlterOptions, f *frame) (*schema.Snapshot, Altered, error) {
 	t.Helper()
 	mem := memory.NewCheckedAllocator(memory.DefaultAllocator)

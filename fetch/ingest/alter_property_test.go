@@ -26,7 +26,7 @@ type modelRow struct {
 	image []byte
 }
 
-// lines are what table gives.
+// lines returns the rows of the model in the form of table.
 func (m *model) lines() []string {
 	var lines []string
 	for _, r := range m.rows {
@@ -145,7 +145,7 @@ func (m *model) alter(t *testing.T, st store.Store, r *rand.Rand, fresh *int) (*
 	return m.merge(t, st, r, fresh)
 }
 
-// merge merges random rows, some of which may be new, into a column that there is or a new one.
+// merge merges random rows, some of which may be new, into an existing column or a new one.
 func (m *model) merge(t *testing.T, st store.Store, r *rand.Rand, fresh *int) (*schema.Snapshot, string) {
 	column := m.columns[r.IntN(len(m.columns))]
 	if column == "name" || r.IntN(3) == 0 {
@@ -184,7 +184,7 @@ func (m *model) merge(t *testing.T, st store.Store, r *rand.Rand, fresh *int) (*
 		values, images = append(values, row.cells[column]), append(images, row.image)
 		m.rows = append(m.rows, row)
 	}
-	if len(values) == 0 { // nothing but the new column
+	if len(values) == 0 { // only the new column
 		f.ids = idsOf(1_000_000)
 		_, _, err := alter(t, st, AlterOptions{}, f.column(column, "x"))
 		if err == nil || !strings.Contains(err.Error(), "1 rows have keys") {

@@ -64,7 +64,7 @@ func TestMergeColumns(t *testing.T) {
 
 func nil2(s string) any { return s }
 
-// TestMergeShares writes the pages anew in which samples change, and those chunks.
+// TestMergeShares: only pages and chunks whose samples change are written again.
 func TestMergeShares(t *testing.T) {
 	st := openStore(t)
 	const n = 2*schema.ChunkRows + 100
@@ -225,7 +225,8 @@ func TestAlterColumns(t *testing.T) {
 	}
 }
 
-// TestMergeMeanwhile alters anew what another writer has committed, whatever became of the snapshot that was read.
+// TestMergeMeanwhile: an alteration is repeated on the snapshot of another writer, even if
+// the snapshot that it read is gone.
 func TestMergeMeanwhile(t *testing.T) {
 	st := openStore(t)
 	mustWrite(t, st, Create, part{"train", 0, 10})

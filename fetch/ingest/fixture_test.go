@@ -46,7 +46,7 @@ func testSchema(t *testing.T) *arrow.Schema {
 	return s
 }
 
-// rows are the rows numbered from to to; what a row holds depends on its number alone.
+// rows are the rows numbered from to to. The contents of a row depend only on its number.
 type rows struct {
 	ids   []schema.ID
 	meta  arrow.Record
@@ -179,7 +179,7 @@ func contents(t *testing.T, store store.Store, snap *schema.Snapshot) []string {
 	return lines
 }
 
-// want is what contents gives for the parts.
+// want returns the expected result of contents for the parts.
 func want(parts ...part) (lines []string) {
 	for _, p := range parts {
 		for i := p.from; i < p.to; i++ {

@@ -87,7 +87,7 @@ func TestReplaceByNothing(t *testing.T) {
 	if snap, err := store.Snapshot(t.Context(), "d", 0); err != nil || snap.Number != 1 || snap.Rows() != 10 {
 		t.Errorf("the newest snapshot is %+v, %v; want number 1 of 10 rows", snap, err)
 	}
-	// Nothing is lost where there was nothing, and where nothing is added.
+	// Appending nothing to an empty dataset changes nothing.
 	if snap, changed, err := write(t, store, Append); err != nil || changed || snap.Number != 1 {
 		t.Errorf("appending nothing: %+v, %t, %v", snap, changed, err)
 	}
@@ -121,7 +121,7 @@ func TestAppend(t *testing.T) {
 	if got := snap.Splits[2].Ranges; len(got) != 1 {
 		t.Errorf("test is %v, want one range", got)
 	}
-	// Nothing more is no change.
+	// An append without rows is no change.
 	if _, changed, err = write(t, store, Append); err != nil || changed {
 		t.Errorf("append of nothing: changed %v, error %v", changed, err)
 	}

@@ -13,7 +13,8 @@ import (
 	"bowstring/schema"
 )
 
-// Rows of 100 KB of metadata make small pages, the same ones however they come.
+// Rows with 100 KB of metadata make small pages. The pages do not depend on the division
+// into calls.
 func TestLargeRows(t *testing.T) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)

@@ -33,7 +33,8 @@ func refsOf(t *testing.T, st store.Store, snap *schema.Snapshot) [][]*schema.Blo
 	return refs
 }
 
-// TestWriteRefs: rows whose blobs are there already are the same rows, and their snapshot names the sets.
+// TestWriteRefs: rows whose blobs are stored already make the same snapshot, which names
+// the object sets.
 func TestWriteRefs(t *testing.T) {
 	st := openStore(t)
 	stored := mustWrite(t, st, Create, part{"train", 0, 100}, part{"val", 100, 120})

@@ -43,7 +43,8 @@ func replaced(t *testing.T, st store.Store, drop []string, meta, blobs []arrow.F
 	return w.Notes(), err
 }
 
-// TestReplaceKeepsColumns: a column that others read does not go, or become another, unless that is said.
+// TestReplaceKeepsColumns: a replacement may drop or change a column of the dataset only if
+// the caller names it.
 func TestReplaceKeepsColumns(t *testing.T) {
 	st := openStore(t)
 	mustWrite(t, st, Create, part{"train", 0, 4}, part{"val", 4, 5})

@@ -48,7 +48,7 @@ func open(t *testing.T, opts Options) *Log {
 	return l
 }
 
-// events reads a record, which is nothing but lines of JSON.
+// events reads a log, which must consist of lines of JSON.
 func events(t *testing.T, path string) (list []Event) {
 	t.Helper()
 	text, err := os.ReadFile(path)
@@ -88,7 +88,7 @@ func TestLog(t *testing.T) {
 	if err := l.Write(Event{Event: Drop}); err == nil {
 		t.Error("a closed log takes a write")
 	}
-	// Opened again, it goes on.
+	// Opened again, the log continues.
 	l = open(t, Options{Path: path})
 	if err := l.Write(Event{Event: Write}); err != nil {
 		t.Fatal(err)
@@ -156,7 +156,8 @@ func TestBeginOutlivesSIGKILL(t *testing.T) {
 	}
 }
 
-// Where the disk hangs or fails, a read begins all the same, but where it has to be on stable storage first.
+// If the disk hangs or fails, a read begins all the same, unless its line must be on stable
+// storage first.
 func TestBeginOfABadDisk(t *testing.T) {
 	for _, strict := range []bool{false, true} {
 		path := filepath.Join(t.TempDir(), "audit")
@@ -172,7 +173,7 @@ func TestBeginOfABadDisk(t *testing.T) {
 			t.Errorf("strict %t: %v", strict, err)
 		}
 		cancel(nil)
-		l.opts.Patience = patient // what follows does not hang: each line's fate is known when its Begin returns
+		l.opts.Patience = patient // the rest does not hang: the outcome of each line is known when its Begin returns
 		l.mu.Unlock()
 		if err := l.Begin(t.Context(), Event{Event: Read, Phase: Begin}); err != nil {
 			t.Errorf("strict %t: %v", strict, err)
@@ -205,8 +206,9 @@ func TestBeginOfABadDisk(t *testing.T) {
 	}
 }
 
-// A disk that is full has the server's log not be filled, too: it says so once a while, however many reads there are,
-// and when reads are recorded again, how many were not.
+// A full disk does not fill the server's log too. The log has one warning in a while,
+// however many reads there are. When reads are recorded again, it has the number of those
+// that were not.
 func TestAFullDiskFillsNoLog(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "audit")
 	l := open(t, Options{Path: path, Patience: patient})
@@ -250,8 +252,8 @@ func must[T any](v T, err error) T {
 	return v
 }
 
-// Files are put aside before they get too long; as many as are to be kept are, and no
-// line is cut.
+// Files are renamed before they exceed MaxBytes. The newest Keep of them remain, and no
+// line is divided.
 func TestRotation(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "audit")
@@ -284,7 +286,7 @@ func TestRotation(t *testing.T) {
 	if err := l.Close(); err != nil {
 		t.Fatal(err)
 	}
-	// Opened again, numbers go on and nothing is written over.
+	// Opened again, numbers continue and no file is overwritten.
 	before, err := filepath.Glob(path + ".*")
 	if err != nil {
 		t.Fatal(err)

@@ -11,8 +11,8 @@ import (
 	"testing"
 )
 
-// Each connection has a binding of its own, which both its sides know: also one that resumes the session of another,
-// which has that one's secrets in TLS 1.2.
+// Each connection has a binding of its own, which is the same on both sides. That holds for
+// a resumed session too, which has the secrets of the first one in TLS 1.2.
 func TestBinding(t *testing.T) {
 	srv := httptest.NewTLSServer(nil) // it has a certificate
 	defer srv.Close()

@@ -24,9 +24,9 @@ func framed(kind byte, message []byte) []byte {
 	return append(append(b, kind), message...)
 }
 
-// connTo returns the asking side of a call to what serve does, once the preface and the
-// method have come. The unread rest is read before the connection is closed, because a
-// close with unread data would discard what was sent.
+// connTo returns the asking side of a call. serve runs on the other side after the preface
+// and the method have arrived. The unread rest is read before the connection is closed,
+// because a close with unread data would discard what was sent.
 func connTo(t *testing.T, serve func(far net.Conn)) *Conn {
 	t.Helper()
 	lis, err := net.Listen("tcp", "127.0.0.1:0")
@@ -62,7 +62,7 @@ func connTo(t *testing.T, serve func(far net.Conn)) *Conn {
 	return c
 }
 
-// Messages come as they were sent, whatever is between them; then comes the end.
+// Messages arrive as they were sent, with any frames between them; then comes the end.
 func TestConnReads(t *testing.T) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
@@ -93,7 +93,7 @@ func TestConnReads(t *testing.T) {
 	counted := &counting{}
 	c.Memory = counted
 	for i := range want {
-		if i%5 == 4 { // what is left of it is passed over
+		if i%5 == 4 { // the unread rest is skipped
 			if n, err := c.next(maxMessage); err != nil || n != len(want[i]) {
 				t.Fatalf("message %d has %d bytes, %v; want %d", i, n, err, len(want[i]))
 			}
@@ -118,8 +118,8 @@ type counting struct{ n int }
 func (c *counting) Grow(n int64) error { c.n += int(n); return nil }
 func (c *counting) Shrink(n int64)     { c.n -= int(n) }
 
-// A frame that is not allowed here ends the call, and takes no memory before its bytes
-// have come.
+// A frame that is not allowed ends the call. It takes no memory before its bytes have
+// arrived.
 func TestConnHostile(t *testing.T) {
 	head := func(n uint32, kind byte) []byte { return append(binary.LittleEndian.AppendUint32(nil, n), kind) }
 	for name, test := range map[string]struct {
@@ -153,7 +153,7 @@ func TestConnHostile(t *testing.T) {
 	}
 }
 
-// A side that is asked whether it is there says so, and messages of several goroutines come whole.
+// A pinged side answers, and messages of several goroutines arrive whole.
 func TestConnSends(t *testing.T) {
 	const each, senders = 100, 4
 	over := make(chan struct{})
@@ -209,7 +209,8 @@ func TestConnSends(t *testing.T) {
 	}
 }
 
-// A write to who takes nothing ends; so nothing that holds the lock for writing keeps a watch from finding that out.
+// A write to a side that does not read ends. A write that holds the lock does not keep the
+// watch from noticing the silence.
 func TestWritesEnd(t *testing.T) {
 	here, there := net.Pipe()
 	defer there.Close()
@@ -231,7 +232,7 @@ func TestWritesEnd(t *testing.T) {
 		t.Errorf("%q, %v", b, err)
 	}
 	writing.Wait()
-	// Nothing follows a message that was cut off.
+	// Nothing follows an incomplete message.
 	_ = there.Close()
 	first, second := c.Send([]byte("x")), c.Send([]byte("y"))
 	if !errors.Is(first, ErrBroken) || !errors.Is(second, ErrBroken) {

@@ -30,7 +30,7 @@ func TestDeliver(t *testing.T) {
 		if rng.IntN(10) == 0 {
 			a.Status = Failed
 		}
-		if rng.IntN(10) > 0 { // else who asked has left
+		if rng.IntN(10) > 0 { // otherwise the reader has left
 			waiters[i] = &waiter{int64(len(b)), make(chan answer, 1)}
 			l.waiting[a.ID] = waiters[i]
 		}

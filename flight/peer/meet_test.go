@@ -21,7 +21,7 @@ var (
 
 var errStranger = errors.New("the node is not let in")
 
-// between is who passes on what two sides say, and may change it. nil passes it on.
+// between relays messages between two sides and may change them. nil relays them unchanged.
 type between func(fromGuest bool, nth int, message []byte) []byte
 
 // meeting is how two sides have met.
@@ -30,7 +30,7 @@ type meeting struct {
 	other, hello     Hello    // as the guest, and the host, has got to know the other
 	guestKey         Known    // that the host has proven
 	hostKey          Known    // that the guest has
-	fromGuest, spoke [][]byte // what the guest and the host have sent
+	fromGuest, spoke [][]byte // messages of the guest and of the host
 }
 
 // meet has two sides meet.
@@ -91,8 +91,9 @@ func together(method, binding string) [2]Way {
 	return [2]Way{w, w}
 }
 
-// Two nodes that have a key in common get to know each other, whichever of two keys each proves with; so do two that
-// have none. In a rotation each step goes with the one before it and the one after it.
+// Two nodes with a common key authenticate to each other, whichever of two keys each proves
+// with. So do two nodes without a key. In a rotation each step is compatible with the one
+// before it and the one after it.
 func TestMeet(t *testing.T) {
 	steps := [][][]byte{{firstKey}, {firstKey, secondKey}, {secondKey, firstKey}, {secondKey}}
 	for i, of := range steps {

@@ -15,7 +15,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// Asks come out as they went in.
+// Encoded asks decode to the same asks.
 func TestAsksGoThere(t *testing.T) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
@@ -43,7 +43,7 @@ func TestAsksGoThere(t *testing.T) {
 	}
 }
 
-// FuzzAsks: what a stranger sends is read or refused.
+// FuzzAsks: any bytes are decoded or refused.
 func FuzzAsks(f *testing.F) {
 	f.Add(AppendAsks(nil,
 		[]Ask{{7, peers.Ask{Snapshot: "d@1", Tenant: "t", Position: 5, Ref: schema.BlobRef{Size: 9}}}}))
@@ -64,7 +64,7 @@ func FuzzAsks(f *testing.F) {
 	})
 }
 
-// FuzzAnswers: the head of a message never says that there is more than came.
+// FuzzAnswers: the head of a message never announces more bytes than have arrived.
 func FuzzAnswers(f *testing.F) {
 	f.Add(append(AppendAnswers(nil, []Answer{{1, Here, 3}, {2, Lost, 1}}), "abcd"...))
 	f.Fuzz(func(t *testing.T, b []byte) {
@@ -83,7 +83,7 @@ func FuzzAnswers(f *testing.F) {
 	})
 }
 
-// Buffers hold what they are for, and are not much larger.
+// Buffers are large enough, and not much larger.
 func TestBuffers(t *testing.T) {
 	for n := 0; n < 300_000; n += 1 + n/200 {
 		b := newBuffer(n)

@@ -90,7 +90,7 @@ func TestProtocol1(t *testing.T) {
 	}
 }
 
-// Two nodes speak the protocol that both do, if there is one.
+// Two nodes use the protocol that both support, if there is one.
 func TestAgree(t *testing.T) {
 	for _, test := range []struct {
 		only   int

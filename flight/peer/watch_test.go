@@ -5,8 +5,8 @@ import (
 	"time"
 )
 
-// A side that answers whenever it is asked is never gone, however late looks come; one that does not is, after it was
-// asked.
+// A side that answers each ping is never gone, however late the checks are. A side that
+// does not answer is gone after a ping.
 func TestQuietIsAskedFirst(t *testing.T) {
 	const answer = time.Millisecond
 	begin := time.Now()

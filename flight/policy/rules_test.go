@@ -102,7 +102,7 @@ func TestDecide(t *testing.T) {
 	}
 }
 
-// An error has the place of the mistake, and says what would be right.
+// An error has the place of the mistake and the correct form.
 func TestErrors(t *testing.T) {
 	const ok = "rules:\n  - principals: [a]\n    datasets: [d]\n    rights: [read]\n"
 	for _, tt := range []struct{ text, place, says string }{
@@ -175,8 +175,8 @@ rules:
 	}
 }
 
-// Patterns match what path.Match says they do, of names without a slash, and take no
-// more than a moment whatever they are.
+// Patterns match as path.Match does for names without a slash. They take little time,
+// whatever the pattern is.
 func TestMatch(t *testing.T) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)

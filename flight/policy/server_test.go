@@ -8,8 +8,8 @@ import (
 	"testing"
 )
 
-// oracle says by the words of docs/formats.md what a caller may do with a dataset: the rights that the first rule lists
-// that is for both.
+// oracle returns the rights of a caller on a dataset as docs/formats.md defines them: those
+// of the first rule that matches both.
 func oracle(list []plainRule, principal string, groups []string, dataset string) map[string]bool {
 	like := func(patterns []string, name string) bool {
 		return slices.ContainsFunc(patterns, func(p string) bool { ok, _ := path.Match(p, name); return ok })
@@ -141,7 +141,8 @@ func unique(list []string) []string {
 	return slices.Compact(list)
 }
 
-// An administrator of all datasets but one is none of the server, and the check of rules says so.
+// An administrator of all datasets except one has no admin right on the server. Lint
+// reports that.
 func TestServerLessWhatIsBarred(t *testing.T) {
 	rs := parse(t, `
 rules:

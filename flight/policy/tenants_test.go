@@ -105,7 +105,7 @@ func TestTenantsWrong(t *testing.T) {
 	}
 }
 
-// Very many principals cost a look-up each, and no look at each of the others.
+// Very many principals cost one look-up each, and no comparison with all others.
 func TestTenantsOfManyPrincipals(t *testing.T) {
 	var b strings.Builder
 	b.WriteString("tenants:\n")

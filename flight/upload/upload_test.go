@@ -18,7 +18,7 @@ import (
 	"bowstring/schema/ipc"
 )
 
-// received are messages that came in.
+// received are the messages of a stream.
 type received []*flight.FlightData
 
 func (r *received) Recv() (*flight.FlightData, error) {
@@ -108,7 +108,7 @@ func FuzzUpload(f *testing.F) {
 	})
 }
 
-// uploading is what reads an upload of a call, of which there is none here.
+// uploading returns a reader of an upload outside of a call.
 func uploading(t testing.TB, stream flight.DataStreamReader) (in *Incoming, done func()) {
 	t.Helper()
 	ledger := admission.NewLedger(admission.Limits{Windows: 1, Uploads: 8 << 20, Evaluation: 1, Results: 1})

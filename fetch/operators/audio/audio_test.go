@@ -57,7 +57,7 @@ func file(t testing.TB, name string) []byte {
 
 var wide = program.Limits{Samples: 1 << 24, Bytes: 1 << 30}
 
-// run runs p, and holds what every run promises.
+// run runs p, and checks what every run promises.
 func run(t testing.TB, p program.Program, cell []byte, position uint64) ([]byte, program.Outcome) {
 	t.Helper()
 	cost, err := p.Cost(cell, wide)
@@ -158,7 +158,7 @@ func TestStepErrors(t *testing.T) {
 	}
 }
 
-// TestCanonical holds that a canonical list is its own, and says everything.
+// TestCanonical checks that a canonical list is its own canonical form and complete.
 func TestCanonical(t *testing.T) {
 	p := compiled(t, logMel)
 	again, err := Compile(p.Steps())
@@ -180,7 +180,7 @@ func TestCanonical(t *testing.T) {
 	}
 }
 
-// TestRepeats holds that equal runs give equal bytes and others do not.
+// TestRepeats checks that equal runs give equal bytes and others do not.
 func TestRepeats(t *testing.T) {
 	p := compiled(t, logMel)
 	for _, name := range []string{"stereo16.flac", "mono16.flac", "stereo24.flac", "mono16.wav"} {
@@ -200,7 +200,8 @@ func TestRepeats(t *testing.T) {
 	}
 }
 
-// TestCropBeforeDecoding holds that a crop that only decodes its part is the crop of the whole.
+// TestCropBeforeDecoding checks that a crop of which only the part is decoded equals the
+// crop of the whole.
 func TestCropBeforeDecoding(t *testing.T) {
 	for _, length := range []int{1000, 4500, 20000} {
 		crop := `{"RandomCrop": {"length": ` + string(must(json.Marshal(length))) + `}}`
@@ -255,7 +256,7 @@ func TestWaves(t *testing.T) {
 	}
 }
 
-// TestBombs holds that what a header promises is refused before anything is allocated.
+// TestBombs checks that large sizes in a header are refused before anything is allocated.
 func TestBombs(t *testing.T) {
 	hour := file(t, "silence.flac")
 	hour[21] |= 0x0f // 2³⁶ samples
@@ -289,7 +290,8 @@ func TestBombs(t *testing.T) {
 	}
 }
 
-// FuzzPipeline holds that no request and no bytes do harm together, and that what was counted bounds memory and steps.
+// FuzzPipeline checks that no request and no bytes do harm together, and that the cost
+// bounds memory and steps.
 func FuzzPipeline(f *testing.F) {
 	for _, name := range []string{"stereo16.flac", "mono16.wav", "mono.mp3"} {
 		f.Add(logMel, file(f, name))

@@ -12,7 +12,7 @@ import (
 	"bowstring/fetch/operators/program"
 )
 
-// TestBombsAtOnce holds that Run refuses them even if Cost was not called.
+// TestBombsAtOnce checks that Run refuses them even if Cost was not called.
 func TestBombsAtOnce(t *testing.T) {
 	hour := file(t, "silence.flac")
 	hour[21] |= 0x0f // 2³⁶ samples
@@ -31,7 +31,7 @@ func TestBombsAtOnce(t *testing.T) {
 	}
 }
 
-// TestNoNumbers holds that samples which are no numbers, or infinite, end no run otherwise than well.
+// TestNoNumbers checks that NaN and infinite samples do not fail a run.
 func TestNoNumbers(t *testing.T) {
 	cell := []byte("RIFF\x00\x00\x00\x00WAVEfmt " +
 		"\x10\x00\x00\x00\x03\x00\x01\x00\x80\x3e\x00\x00\x00\xfa\x00\x00\x04\x00\x20\x00data")
@@ -50,7 +50,7 @@ func TestNoNumbers(t *testing.T) {
 	}
 }
 
-// TestContract holds that the contract names what decodes MP3.
+// TestContract checks that the contract names the decoder of MP3.
 func TestContract(t *testing.T) {
 	lossy, err := codec.Lossy()
 	if err != nil {
@@ -61,7 +61,7 @@ func TestContract(t *testing.T) {
 	}
 }
 
-// TestDocs holds that docs/sound.md names every operator with each of its parameters.
+// TestDocs checks that docs/sound.md names every operator with each of its parameters.
 func TestDocs(t *testing.T) {
 	page, err := os.ReadFile("../../../docs/sound.md")
 	if err != nil {

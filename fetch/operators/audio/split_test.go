@@ -56,8 +56,8 @@ func madeBy(p program.Program, cell []byte, by program.Draws) (out []byte, o pro
 	return out, o, err
 }
 
-// TestSplit holds that head and tail in turn make what the whole list makes, to the byte, of files whole and damaged,
-// wherever the first random step stands.
+// TestSplit checks that head and then tail make the bytes of the whole list, for whole and
+// for damaged files, wherever the first random step is.
 func TestSplit(t *testing.T) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)

@@ -29,7 +29,7 @@ func wav(channels, rate, n int) []byte {
 // minute is the limit of the tests: the steps of about a minute.
 const minute = 60_000_000_000
 
-// TestTooMuchWork holds that lists which would take minutes for a cell, or hours, are refused by what they are asked to do,
+// TestTooMuchWork checks that lists that would take minutes or hours for a cell are refused
 // before a run begins.
 func TestTooMuchWork(t *testing.T) {
 	limits := program.Ceiling
@@ -57,8 +57,8 @@ func TestTooMuchWork(t *testing.T) {
 	}
 }
 
-// TestUsualWork holds that what is usual stays far below the limit: a quarter of an hour of stereo sound at 44,100 Hz, resampled,
-// for a model of speech.
+// TestUsualWork checks that usual work is far below the limit: a quarter of an hour of
+// stereo sound at 44,100 Hz, resampled, for a model of speech.
 func TestUsualWork(t *testing.T) {
 	limits := program.Ceiling
 	limits.Steps = minute / 4
@@ -102,8 +102,8 @@ var everything = map[string]string{
 	"Standardize":   `[{"Decode": {}}, {"Spectrogram": {}}, {"Log": {}}, {"Normalize": {"mean": 1, "std": 2}}, {"Standardize": {"per": "row"}}]`,
 }
 
-// TestStepsEnd holds that a run spends no more steps and memory than were counted for it, and that it ends, with the cause,
-// wherever its context ends.
+// TestStepsEnd checks that a run uses no more steps and memory than were counted for it. It
+// ends with the cause, wherever its context ends.
 func TestStepsEnd(t *testing.T) {
 	cell := wav(2, 44100, 2<<20)
 	limits := program.Ceiling
@@ -139,11 +139,12 @@ func TestStepsEnd(t *testing.T) {
 	}
 }
 
-// slack is what a run may allocate besides what is counted for it: errors, what it drew, and the tables that the first run of
-// a kind makes for all. MP3's library allocates for each frame what the next collection takes.
+// slack is the memory that a run may allocate besides its cost: errors, drawn values, and
+// the tables that the first run of a kind makes for all. MP3's library also allocates
+// memory for each frame, which the next garbage collection frees.
 func slack(cell []byte) int64 { return 2<<20 + 64*int64(len(cell)) }
 
-// holds fails where a run allocated more than was counted.
+// holds fails if a run has allocated more than was counted.
 func holds(t testing.TB, p program.Program, cell []byte, limits program.Limits) {
 	t.Helper()
 	cost, err := p.Cost(cell, limits)
@@ -165,7 +166,7 @@ func holds(t testing.TB, p program.Program, cell []byte, limits program.Limits) 
 	}
 }
 
-// TestAllocations holds that runs allocate no more than is counted for them.
+// TestAllocations checks that runs allocate no more than their cost.
 func TestAllocations(t *testing.T) {
 	for name, list := range everything {
 		t.Run(name, func(t *testing.T) {
@@ -177,7 +178,7 @@ func TestAllocations(t *testing.T) {
 	}
 }
 
-// TestNoMemory holds that a run fails where there is no memory for its result.
+// TestNoMemory checks that a run fails if there is no memory for its result.
 func TestNoMemory(t *testing.T) {
 	p := compiled(t, `[{"Decode": {}}, {"RandomGain": {}}]`)
 	head, tail, _ := p.(program.Splitter).Split()

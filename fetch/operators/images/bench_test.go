@@ -10,7 +10,7 @@ import (
 	"bowstring/fetch/operators/program"
 )
 
-// processorSeconds is what the process has used.
+// processorSeconds returns the CPU time of the process in seconds.
 func processorSeconds(b *testing.B) float64 {
 	var r syscall.Rusage
 	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &r); err != nil {

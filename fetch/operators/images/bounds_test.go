@@ -31,7 +31,7 @@ func blackPNG(t testing.TB, width, height int, bits, colours byte, size int, int
 	}
 	chunk("IHDR", header)
 	if colours < 3 {
-		chunk("tRNS", make([]byte, 2+2*int(colours))) // one colour is transparent, so there is alpha
+		chunk("tRNS", make([]byte, 2+2*int(colours))) // one colour is transparent, so the image has alpha
 	}
 	var data bytes.Buffer
 	w := zlib.NewWriter(&data)
@@ -52,7 +52,7 @@ func blackPNG(t testing.TB, width, height int, bits, colours byte, size int, int
 	return file
 }
 
-// TestBytesOfPNG holds that decoding a PNG takes no more than its header is said to bound.
+// TestBytesOfPNG checks that decoding a PNG takes no more memory than its header bounds.
 func TestBytesOfPNG(t *testing.T) {
 	kinds := map[string][3]int{ // bits, type of colours, bytes a pixel in the file
 		"grey of 16 bits": {16, 0, 2}, "RGB": {8, 2, 3}, "RGBA of 16 bits": {16, 6, 8},

@@ -141,8 +141,8 @@ func faxed(_ testing.TB, rows int) []byte {
 	return append(out, 0x00, 0x10, 0x01)      // the end, twice
 }
 
-// TestBytesOfTIFF holds that decoding a TIFF takes no more than its header is said to bound: also where strips hold
-// more than the image has.
+// TestBytesOfTIFF checks that decoding a TIFF takes no more memory than its header bounds,
+// also if strips have more rows than the image.
 func TestBytesOfTIFF(t *testing.T) {
 	const none, fax, lzw, deflate, packBits = 1, 4, 5, 8, 32773
 	zeros := map[int]func(testing.TB, int) []byte{
@@ -201,7 +201,7 @@ func TestBytesOfLargeTIFF(t *testing.T) {
 	holdsBound(t, f.bytes())
 }
 
-// holdsBound decodes a file, and holds what that takes against what the file was said to take.
+// holdsBound decodes a file and compares the memory to the bound of its header.
 func holdsBound(t *testing.T, file []byte) {
 	t.Helper()
 	h, err := codec.Read(file)

@@ -13,7 +13,7 @@ import (
 	"bowstring/fetch/operators/program"
 )
 
-// TestMistakes holds what is said of lists that are wrong.
+// TestMistakes checks the errors for wrong lists.
 func TestMistakes(t *testing.T) {
 	for _, c := range []struct {
 		steps string
@@ -86,7 +86,7 @@ const everything = `[{"name":"Decode"},{"name":"RandomRotation","params":{"degre
 	{"name":"ToImage"},{"name":"ToDtype","params":{"dtype":"float32","scale":true}},
 	{"name":"Normalize","params":{"mean":[0.5,0.4,0.3],"std":[0.2,0.3,0.4]}},{"name":"RandomErasing","params":{"p":1}}]`
 
-// TestCanonical holds that canonical steps are a fixed point, and make the same bytes.
+// TestCanonical checks that canonical steps are a fixed point, and make the same bytes.
 func TestCanonical(t *testing.T) {
 	p := compiledOf(t, everything)
 	again, err := Compile(p.Steps())
@@ -136,7 +136,8 @@ func file(t testing.TB, name string) []byte {
 	return cell
 }
 
-// TestMask holds that a mask gets its image's geometry, and no class that it had not.
+// TestMask checks that a mask gets the geometry of its image, and no class that it did not
+// have.
 func TestMask(t *testing.T) {
 	list := steps(t, everything)
 	image, err := Compile(list)

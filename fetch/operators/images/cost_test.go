@@ -18,7 +18,7 @@ import (
 	"bowstring/fetch/operators/program"
 )
 
-// growing is a list whose images grow beyond what int64 counts.
+// growing is a list whose images grow beyond the range of int64.
 func growing(first string) string {
 	list := []string{`{"name":"Decode"}`, first}
 	for range 37 {
@@ -30,8 +30,8 @@ func growing(first string) string {
 	return "[" + strings.Join(list, ",") + "]"
 }
 
-// TestGrowing holds that images that would grow beyond all limits are refused by the step that would make them: when the
-// list is compiled where sizes are known, and by the header otherwise.
+// TestGrowing checks that the step that would make too large an image refuses it: when the
+// list is compiled if sizes are known, and by the header otherwise.
 func TestGrowing(t *testing.T) {
 	_, err := Compile(steps(t, growing(`{"name":"Resize","params":{"size":[256,256]}}`)))
 	wrong, ok := errors.AsType[*program.StepError](err)
@@ -54,7 +54,8 @@ func TestGrowing(t *testing.T) {
 	}
 }
 
-// TestRefusedByName holds that a cell that would take too many steps, or bytes, is refused with the step and the limit.
+// TestRefusedByName checks that a cell that would take too many steps or bytes is refused
+// with the step and the limit.
 func TestRefusedByName(t *testing.T) {
 	p := compiledOf(t, `[{"name":"Decode"},{"name":"RandomVerticalFlip"},
 		{"name":"GaussianBlur","params":{"kernel_size":255}}]`)
@@ -93,8 +94,8 @@ func (e *ending) Err() error {
 	return context.Canceled
 }
 
-// checksOf runs a program with a context that ends after that number of checks, and returns
-// how many there were.
+// checksOf runs a program with a context that ends after most checks, and returns how many
+// checks there were.
 func checksOf(p program.Program, cell []byte, most int64) (n int64, err error) {
 	ctx := &ending{Context: context.Background()}
 	ctx.checks.Store(most)

@@ -23,7 +23,7 @@ const deepWidth, deepHeight = 13, 9
 // deepAt is a value of 16 bits whose halves differ.
 func deepAt(x, y, c int) uint16 { return uint16(y*7919 + x*331 + c*20011 + 129) }
 
-// deepFiles are images of 16 bits a channel, by what they are called, and how many channels they have.
+// deepFiles are images of 16 bits per channel: their names and numbers of channels.
 func deepFiles(t *testing.T) map[string]int {
 	t.Helper()
 	grey := image.NewGray16(image.Rect(0, 0, deepWidth, deepHeight))
@@ -48,7 +48,7 @@ func deepFiles(t *testing.T) map[string]int {
 	return files
 }
 
-// TestDeep holds that values of 16 bits come as they are in the file, wherever steps put them.
+// TestDeep checks that steps move values of 16 bits without changing them.
 func TestDeep(t *testing.T) {
 	kinds := 0
 	for file, channels := range deepFiles(t) {
@@ -127,7 +127,7 @@ func TestDeep(t *testing.T) {
 	}
 }
 
-// TestNumbers holds that floating-point numbers come as they are in the file, wherever steps put them.
+// TestNumbers checks that steps move floating-point numbers without changing them.
 func TestNumbers(t *testing.T) {
 	const width, height = 9, 4
 	at := func(x, y int) float32 { return float32(x)*1.25 - float32(y*y)*300 }
@@ -169,7 +169,8 @@ func TestNumbers(t *testing.T) {
 			}
 		}
 	}
-	// Bytes are asked of it as Pillow makes them, and pixels of 8 bits are no numbers.
+	// Bytes are made of it as Pillow makes them. Pixels of 8 bits cannot be decoded as
+	// numbers.
 	out, _, err := result(compiledOf(t, `[{"name":"Decode","params":{"mode":"L"}}]`), file, program.Draws{})
 	if want := []byte{0, 1, 2, 3, 5, 6, 7, 8, 10, 0}; err != nil || !bytes.Equal(out[:10], want) {
 		t.Errorf("%v, %v; want %v", out[:10], err, want)

@@ -12,7 +12,8 @@ import (
 	"bowstring/fetch/operators/program"
 )
 
-// TestDocs holds that docs/operators.md has every operator, with its parameters and their defaults.
+// TestDocs checks that docs/operators.md has every operator with its parameters and their
+// defaults.
 func TestDocs(t *testing.T) {
 	page, err := os.ReadFile("../../../docs/operators.md")
 	if err != nil {
@@ -44,7 +45,8 @@ func TestDocs(t *testing.T) {
 	}
 }
 
-// rowOf is the beginning of an operator's line in the table: parameters that are needed come without a default.
+// rowOf returns the beginning of an operator's line in the table. Required parameters have
+// no default.
 func rowOf(t *testing.T, name string, canonical json.RawMessage, needed string) string {
 	t.Helper()
 	var values map[string]json.RawMessage

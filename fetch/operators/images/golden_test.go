@@ -63,7 +63,8 @@ func result(p program.Program, cell []byte, by program.Draws) ([]byte, program.O
 	return out, outcome, err
 }
 
-// TestGolden holds the contract: what tests/images/golden.py had Pillow 12.1 make.
+// TestGolden checks the contract: the results of Pillow 12.1, which tests/images/golden.py
+// has written.
 func TestGolden(t *testing.T) {
 	text, err := os.ReadFile("testdata/golden.json")
 	if err != nil {

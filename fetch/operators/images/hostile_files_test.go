@@ -88,7 +88,7 @@ func manyTables() []byte {
 	return slices.Concat(scan[:at], tables, scan[at:])
 }
 
-// TestHostileFiles holds that each is refused, or decoded within what its header bounds.
+// TestHostileFiles checks that each is refused, or decoded within the bounds of its header.
 func TestHostileFiles(t *testing.T) {
 	programs := []program.Program{compiledOf(t, everything), compiledOf(t, converted),
 		compiledOf(t, `[{"name":"Decode","params":{"mode":"UNCHANGED","apply_exif_orientation":true}}]`)}
@@ -101,8 +101,8 @@ func TestHostileFiles(t *testing.T) {
 	}
 }
 
-// TestTagsAreThere holds that a TIFF of a few bytes, which says that it has 65,535 tags, is refused before there is room
-// made for them.
+// TestTagsAreThere checks that a TIFF of a few bytes that announces 65,535 tags is refused
+// before memory is allocated for them.
 func TestTagsAreThere(t *testing.T) {
 	p := compiledOf(t, `[{"name":"Decode"}]`)
 	cell := hostileFiles(t)["tags.tif"]

@@ -19,7 +19,7 @@ import (
 	"bowstring/internal/programtest"
 )
 
-// bombs are files of some bytes that say they are 40,000 x 40,000 pixels.
+// bombs are files of some bytes whose headers announce 40,000 x 40,000 pixels.
 func bombs() map[string][]byte {
 	const side = 40000
 	png := []byte("\x89PNG\r\n\x1a\n\x00\x00\x00\rIHDR")
@@ -34,7 +34,7 @@ func bombs() map[string][]byte {
 	return map[string][]byte{"png": png, "jpeg": jpeg, "gif": gif, "tif": tif}
 }
 
-// TestBombs holds that the header alone refuses what is too large.
+// TestBombs checks that the header alone is enough to refuse what is too large.
 func TestBombs(t *testing.T) {
 	p := compiledOf(t, `[{"name":"Decode"},{"name":"RandomResizedCrop","params":{"size":224}}]`)
 	for name, cell := range bombs() {
@@ -65,7 +65,7 @@ func TestBombsAtOnce(t *testing.T) {
 	}
 }
 
-// TestScans holds that a progressive file of many scans ends.
+// TestScans checks that a progressive file of many scans ends.
 func TestScans(t *testing.T) {
 	cell := []byte("\xff\xd8\xff\xdb\x00\x43\x00")
 	for range 64 {
@@ -103,7 +103,7 @@ func corpus(t testing.TB) map[string][]byte {
 	return all
 }
 
-// hostile runs what an engine would: Cost, and Run where it allows.
+// hostile does what an engine would: Cost, and Run if Cost permits it.
 func hostile(t testing.TB, p program.Program, cell []byte, position uint64) {
 	var cost program.Cost
 	var err error
@@ -118,7 +118,7 @@ func hostile(t testing.TB, p program.Program, cell []byte, position uint64) {
 		return
 	}
 	var out []byte
-	// A buffer that was outgrown is garbage, and counts with that which was made in its place.
+	// A buffer that was too small is garbage, and counts together with its replacement.
 	counted := cost.Working.Times(2).Plus(cost.Result)
 	programtest.Within(t, counted, func() {
 		out, _, err = result(p, cell, program.Draws{Key: draw.Key{Position: position}})
@@ -211,8 +211,8 @@ func FuzzRun(f *testing.F) {
 	})
 }
 
-// FuzzCompile has any list compiled, and what compiles run. It may be refused, and it may make nothing of a
-// file, but only as the interface says.
+// FuzzCompile compiles any list and runs it if it compiles. It may be refused and may fail
+// for a file, but only with the errors of the interface.
 func FuzzCompile(f *testing.F) {
 	for _, list := range []string{everything, converted, deep,
 		`[{"name":"Decode"},{"name":"RandomRotation","params":{"degrees":[-40,90],"expand":true,"fill":[1,2,3]}}]`,

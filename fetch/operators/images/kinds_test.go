@@ -29,8 +29,8 @@ func kinds(t testing.TB) map[string][]byte {
 	return all
 }
 
-// TestKinds holds that each decodes to the pixels that its library reads, or is refused by name: it is not supported,
-// and not damaged.
+// TestKinds checks that each file decodes to the pixels of its library, or is refused by
+// name as unsupported and not as damaged.
 func TestKinds(t *testing.T) {
 	text, err := os.ReadFile("testdata/kinds.json")
 	if err != nil {

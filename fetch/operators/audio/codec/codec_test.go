@@ -94,7 +94,7 @@ func samples(out [][]float32, bits int) []byte {
 	return b
 }
 
-// TestParts holds that a part is what the whole has there, wherever it begins.
+// TestParts checks that a part equals that part of the whole, wherever it begins.
 func TestParts(t *testing.T) {
 	for _, name := range []string{"mono16.flac", "stereo16.flac", "mono16.wav", "mono.mp3", "stereo.mp3", "mono.ogg"} {
 		file := load(t, name)
@@ -216,7 +216,7 @@ func TestWAV(t *testing.T) {
 	}
 }
 
-// TestHeaders holds what headers of formats say that need no decoder for it.
+// TestHeaders checks the facts of headers that need no decoder.
 func TestHeaders(t *testing.T) {
 	for name, want := range map[string]Info{
 		"mono.mp3":   {Format: MP3, Rate: 16000, Channels: 1, Frames: 4000},
@@ -282,7 +282,7 @@ func TestDamaged(t *testing.T) {
 	}
 }
 
-// FuzzDecode holds that no bytes do harm, and that parts are parts.
+// FuzzDecode checks that no bytes do harm, and that parts equal the parts of the whole.
 func FuzzDecode(f *testing.F) {
 	names, err := filepath.Glob("testdata/*.*")
 	if err != nil || len(names) < 8 {

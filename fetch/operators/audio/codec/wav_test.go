@@ -73,7 +73,7 @@ func longWAVs() map[string]longWAV {
 	}
 }
 
-// TestLongWAV holds that samples end where the file says that they do, in each form of WAV.
+// TestLongWAV checks that samples end at the size in the file, for each form of WAV.
 func TestLongWAV(t *testing.T) {
 	for name, c := range longWAVs() {
 		t.Run(name, func(t *testing.T) {
@@ -84,7 +84,7 @@ func TestLongWAV(t *testing.T) {
 	}
 }
 
-// TestLaws holds some values of G.711's tables.
+// TestLaws checks some values of G.711's tables.
 func TestLaws(t *testing.T) {
 	for law, want := range map[int]map[int]int{
 		7: {0: -32124, 0x7f: 0, 0x80: 32124, 0xff: 0},
@@ -103,8 +103,7 @@ func TestLaws(t *testing.T) {
 	}
 }
 
-// TestNotSupported holds that variants that are not read are named, and not reported as
-// damaged.
+// TestNotSupported checks that unsupported variants are named and not reported as damaged.
 func TestNotSupported(t *testing.T) {
 	for want, file := range map[string][]byte{
 		"WAV with samples of IMA ADPCM":          wav(0x11, 1, 8000, 4, []byte{1, 2}),

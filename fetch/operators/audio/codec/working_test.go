@@ -2,7 +2,8 @@ package codec
 
 import "testing"
 
-// TestWorking holds that what another process has of a file and of its samples is counted.
+// TestWorking checks that the memory of another process for a file and its samples is
+// counted.
 func TestWorking(t *testing.T) {
 	for _, name := range []string{"mono.mp3", "stereo.mp3", "mono.ogg", "mono.opus"} {
 		file := load(t, name)

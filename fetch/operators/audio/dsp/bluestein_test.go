@@ -8,8 +8,8 @@ import (
 	"testing"
 )
 
-// TestLargePrimes compares transforms whose length has a large prime factor with the definition, at frequencies of all parts
-// of the spectrum.
+// TestLargePrimes compares transforms of lengths with a large prime factor to the
+// definition, at frequencies from all parts of the spectrum.
 func TestLargePrimes(t *testing.T) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
@@ -24,7 +24,7 @@ func TestLargePrimes(t *testing.T) {
 			x[i] = float32(r.NormFloat64())
 		}
 		var room SpectrumRoom
-		for range 2 { // the second time with what the first has left in the room
+		for range 2 { // the second time with the room's contents from the first
 			s.Frame(x, out, &room)
 		}
 		if got := s.RoomBytes(); got != room.Bytes() {

@@ -73,7 +73,7 @@ func TestSpectrum(t *testing.T) {
 	}
 }
 
-// TestMelInTurns holds that frames are summed alike, alone and beside others.
+// TestMelInTurns checks that a frame has the same sums alone and among others.
 func TestMelInTurns(t *testing.T) {
 	m := NewMel(MelOptions{Rate: 16000, Bins: 201, Mels: 80, High: 8000})
 	r := rand.New(rand.NewPCG(3, 4))
@@ -94,7 +94,7 @@ func TestMelInTurns(t *testing.T) {
 	}
 }
 
-// TestResampler holds a tone's frequency and level.
+// TestResampler checks that a tone keeps its frequency and level.
 func TestResampler(t *testing.T) {
 	for _, c := range [][2]int{{44100, 16000}, {8000, 16000}, {16000, 16001}, {48000, 44100}, {3, 2}} {
 		o := ResampleOptions{From: c[0], To: c[1], Width: 16, Rolloff: 0.95}

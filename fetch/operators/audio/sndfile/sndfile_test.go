@@ -64,7 +64,7 @@ func bad(t *testing.T) *pool {
 	return l
 }
 
-// text decodes a file of which each byte is a sample.
+// text decodes a file in which each byte is a sample.
 func text(l *pool, file string, offset, frames int) (string, error) {
 	out := [][]float32{make([]float32, frames)}
 	got, _, err := l.decode(context.Background(), []byte(file), request{Offset: int64(offset), Rate: 16000}, out)
@@ -75,7 +75,7 @@ func text(l *pool, file string, offset, frames int) (string, error) {
 	return b.String(), err
 }
 
-// holds fails unless files are decoded.
+// holds checks that files are decoded.
 func holds(t *testing.T, l *pool) {
 	t.Helper()
 	if got, err := text(l, "these are samples", 6, 100); got != "are samples" || err != nil {
@@ -83,7 +83,7 @@ func holds(t *testing.T, l *pool) {
 	}
 }
 
-// TestFaults holds that what a file does to the library is that file's fault alone.
+// TestFaults checks that a fault of the library in one file affects only that file.
 func TestFaults(t *testing.T) {
 	l := bad(t)
 	holds(t, l)
@@ -110,7 +110,7 @@ func TestFaults(t *testing.T) {
 	holds(t, l)
 }
 
-// TestCancelled holds that a call ends with its context, and the process with the call.
+// TestCancelled checks that a call ends with its context, and the process with the call.
 func TestCancelled(t *testing.T) {
 	l := bad(t)
 	started, why := filepath.Join(t.TempDir(), "started"), errors.New("the stream has ended")
@@ -139,7 +139,8 @@ func TestCancelled(t *testing.T) {
 	}
 }
 
-// TestKilled holds that a process which others end costs no sample, be it idle or in the middle of a file.
+// TestKilled checks that no sample is lost if a process is killed, whether it is idle or in
+// the middle of a file.
 func TestKilled(t *testing.T) {
 	l := bad(t)
 	file := "ONCE " + filepath.Join(t.TempDir(), "made")
@@ -179,7 +180,8 @@ func TestMany(t *testing.T) {
 	all.Wait()
 }
 
-// TestSecrets holds that a process has nothing of the server's environment but what it needs.
+// TestSecrets checks that a process gets only the variables of the environment that it
+// needs.
 func TestSecrets(t *testing.T) {
 	t.Setenv("BOWSTRING_TOKEN", "a secret")
 	l := bad(t)
@@ -198,8 +200,8 @@ func TestNoLibrary(t *testing.T) {
 	}
 }
 
-// TestNotStarted holds that a process which cannot be started is no file's fault, is tried again, and is not
-// remembered.
+// TestNotStarted checks that a process that cannot be started is not the file's fault. The
+// start is tried again, and the failure is not stored.
 func TestNotStarted(t *testing.T) {
 	path, err := built()
 	if err != nil {
@@ -233,8 +235,8 @@ func TestNotStarted(t *testing.T) {
 	}
 }
 
-// TestOtherLibrary holds that what a library decodes is never put beside what the one decodes that was there before: its
-// processes are not used, as the contract names the one that was found.
+// TestOtherLibrary checks that samples of two versions of the library are never mixed. The
+// contract names the version that was found, so processes with another one are not used.
 func TestOtherLibrary(t *testing.T) {
 	l := bad(t)
 	l.close() // as if its process had ended
@@ -248,7 +250,7 @@ func TestOtherLibrary(t *testing.T) {
 	}
 }
 
-// TestStartsNone holds that a decoding process does not get the variable that would make
+// TestStartsNone checks that a decoding process does not get the variable that would make
 // it start processes itself.
 func TestStartsNone(t *testing.T) {
 	l := bad(t)
@@ -259,7 +261,8 @@ func TestStartsNone(t *testing.T) {
 	}
 }
 
-// BenchmarkPipe measures what the way to another process costs: a file of 64 KB, half a minute of speech.
+// BenchmarkPipe measures the cost of the pipe to another process: a file of 64 KB, half a
+// minute of speech.
 func BenchmarkPipe(b *testing.B) {
 	path, err := built()
 	if err != nil {

@@ -5,8 +5,8 @@ import (
 	"testing"
 )
 
-// A word may say the classes of far more partitions than there are, where there is one class: who counted them all
-// would not come to an end here.
+// If there is one class, a word may name the classes of far more partitions than exist. A
+// decoder that counted them all would not end here.
 func TestWordOfManyClasses(t *testing.T) {
 	one := func(dims int, values ...float32) *codebook {
 		b := &codebook{dims: dims, lengths: []uint8{1}, used: 1, vectors: values}

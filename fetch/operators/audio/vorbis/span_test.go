@@ -24,7 +24,7 @@ func TestSpans(t *testing.T) {
 	}
 }
 
-// paged returns a file whose pages of sound have at most that number of segments.
+// paged returns a file whose pages of sound have at most most segments.
 func paged(t *testing.T, file []byte, most int) []byte {
 	t.Helper()
 	s, b, err := open(file, false)

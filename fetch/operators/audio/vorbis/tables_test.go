@@ -36,7 +36,7 @@ func TestTransform(t *testing.T) {
 	}
 }
 
-// TestWindow holds that a window's squares and those of its mirror are one together.
+// TestWindow checks that the squares of a window and of its mirror image sum to 1.
 func TestWindow(t *testing.T) {
 	w := transformOf(1024).window
 	for i, v := range w {
@@ -82,7 +82,7 @@ func TestWords(t *testing.T) {
 	}
 }
 
-// TestWorking holds that decoding allocates no more than is said.
+// TestWorking checks that decoding allocates no more than Working.
 func TestWorking(t *testing.T) {
 	for _, name := range files(t) {
 		file := load(t, name)
@@ -90,7 +90,7 @@ func TestWorking(t *testing.T) {
 		for c := range out {
 			out[c] = make([]float32, 9000)
 		}
-		if _, err := Decode(nil, file, 0, out); err != nil { // and makes what is made once
+		if _, err := Decode(nil, file, 0, out); err != nil { // also makes the tables that are made once
 			t.Fatal(err)
 		}
 		var before, after runtime.MemStats

@@ -17,9 +17,9 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// files were encoded by libsndfile 1.2.2 (libvorbis 1.3.7), except floor0.ogg, which is
-// random bits after handmade headers: floors of kind 0, residues of all kinds, and
-// codebooks with ordered lengths, unused entries and both lookups.
+// files were encoded by libsndfile 1.2.2 (libvorbis 1.3.7). floor0.ogg is random bits after
+// handmade headers: floors of kind 0, residues of all kinds, and codebooks with ordered
+// lengths, unused entries and both lookups.
 func files(t testing.TB) []string {
 	t.Helper()
 	names, err := filepath.Glob("testdata/*.ogg")
@@ -100,7 +100,7 @@ func TestReference(t *testing.T) {
 	}
 }
 
-// TestParts holds that a part is what the whole has there.
+// TestParts checks that a part equals that part of the whole.
 func TestParts(t *testing.T) {
 	for _, name := range files(t) {
 		file := load(t, name)
@@ -120,7 +120,8 @@ func TestParts(t *testing.T) {
 	}
 }
 
-// TestSeek holds that damage before a part is not seen, but on the first page of sound, and that in it is.
+// TestSeek checks that damage before a part is not noticed, except on the first page of
+// sound, and that damage in the part is.
 func TestSeek(t *testing.T) {
 	file := load(t, "testdata/stereo44best.ogg")
 	all := whole(t, file)
@@ -135,7 +136,7 @@ func TestSeek(t *testing.T) {
 	}
 }
 
-// changed gives a file whose pages of sound were changed, with new checksums.
+// changed returns a file with changed pages of sound and new checksums.
 func changed(t *testing.T, file []byte, change func(i int, head []byte, p *page)) []byte {
 	t.Helper()
 	file = slices.Clone(file)
@@ -168,7 +169,8 @@ func seal(page []byte) {
 	binary.LittleEndian.PutUint32(page[22:], crc)
 }
 
-// TestPositions holds where streams begin and end. libsndfile 1.2.2 has the same lengths and samples for each.
+// TestPositions checks where streams begin and end. libsndfile 1.2.2 has the same lengths
+// and samples for each.
 func TestPositions(t *testing.T) {
 	file := load(t, "testdata/mono44.ogg")
 	all := whole(t, file)[0]
@@ -207,7 +209,7 @@ func TestPositions(t *testing.T) {
 	}
 }
 
-// ended returns a file whose last page ends that number of samples earlier.
+// ended returns a file whose last page ends by samples earlier.
 func ended(t *testing.T, file []byte, by int64) []byte {
 	return changed(t, file, func(_ int, head []byte, p *page) {
 		if p.last {
@@ -259,7 +261,8 @@ func TestDamaged(t *testing.T) {
 	}
 }
 
-// TestFlipped flips bytes, with checksums that are right, and cuts: errors say that the sample is damaged.
+// TestFlipped flips bytes, with correct checksums, and truncates files. The errors report a
+// damaged sample.
 func TestFlipped(t *testing.T) {
 	for _, name := range files(t) {
 		file := load(t, name)
@@ -295,7 +298,8 @@ func resealed(file []byte, at int) []byte {
 	}
 }
 
-// FuzzDecode holds that no bytes do harm, that samples are finite, and that parts are parts.
+// FuzzDecode checks that no bytes do harm, that samples are finite, and that parts equal
+// the parts of the whole.
 func FuzzDecode(f *testing.F) {
 	for _, name := range files(f) {
 		f.Add(load(f, name), uint16(5000))

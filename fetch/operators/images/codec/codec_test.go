@@ -34,7 +34,7 @@ func files(t testing.TB) map[string][]byte {
 	return all
 }
 
-// decode decodes a part in a mode, within what the header says.
+// decode decodes a part in a mode, within the bounds of the header.
 func decode(t testing.TB, cell []byte, h Header, mode Mode) {
 	t.Helper()
 	var d Decoder
@@ -57,7 +57,8 @@ func decode(t testing.TB, cell []byte, h Header, mode Mode) {
 	}
 }
 
-// FuzzDecode holds that no bytes have a decoder panic, work without end, or allocate more than their header bounds.
+// FuzzDecode checks that no bytes make a decoder panic, work without end, or allocate more
+// than their header bounds.
 func FuzzDecode(f *testing.F) {
 	for _, cell := range files(f) {
 		f.Add(cell, uint8(0))

@@ -139,7 +139,7 @@ func TestRefused(t *testing.T) {
 	}
 }
 
-// FuzzNew holds that bytes are refused or converted by, whatever they are.
+// FuzzNew checks that any bytes are refused or can convert pixels.
 func FuzzNew(f *testing.F) {
 	f.Add(rgb(srgbCurve, displayP3))
 	f.Add(rgb(curveOf(0, 3000, 65535), displayP3))
@@ -149,7 +149,7 @@ func FuzzNew(f *testing.F) {
 	f.Fuzz(func(t *testing.T, profile []byte) {
 		var tr *Transform
 		var err error
-		// Three curves, each of which may be most of the profile, and the tables that are made of them.
+		// Three curves, each of which may be most of the profile, and their tables.
 		programtest.Within(t, program.Count(int64(3*len(profile)+1<<16)), func() { tr, err = New(profile) })
 		if err != nil {
 			if !errors.Is(err, ErrProfile) {

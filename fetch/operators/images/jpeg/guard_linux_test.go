@@ -10,7 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// guarded are n bytes that a page which cannot be touched comes before or after.
+// guarded returns n bytes directly before or after a page that cannot be accessed.
 func guarded(t *testing.T, n int, before bool) []byte {
 	t.Helper()
 	page := unix.Getpagesize()
@@ -35,8 +35,8 @@ func guarded(t *testing.T, n int, before bool) []byte {
 	return m[page+inner-n:][:n:n]
 }
 
-// TestGuarded holds that the wide instructions touch nothing beside what they are given: they
-// would fault.
+// TestGuarded checks that the vector instructions access only their arguments: any other
+// access would fault.
 func TestGuarded(t *testing.T) {
 	if !wide {
 		t.Skip("the processor has no AVX2")

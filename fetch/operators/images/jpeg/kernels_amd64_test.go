@@ -11,7 +11,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// TestWideWraps holds it of coefficients that only hostile files have.
+// TestWideWraps is TestWide for coefficients that only hostile files have.
 func TestWideWraps(t *testing.T) {
 	if !wide {
 		t.Skip("the processor has no AVX2")
@@ -37,7 +37,7 @@ func TestWideWraps(t *testing.T) {
 	}
 }
 
-// TestWide holds that the processor's wide instructions give the bytes of the Go code.
+// TestWide checks that the vector instructions give the bytes of the Go code.
 func TestWide(t *testing.T) {
 	if !wide {
 		t.Skip("the processor has no AVX2")

@@ -9,7 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// guarded are n bytes that a page which cannot be touched comes before or after.
+// guarded returns n bytes directly before or after a page that cannot be accessed.
 func guarded(t *testing.T, n int, before bool) []byte {
 	t.Helper()
 	page := unix.Getpagesize()
@@ -34,7 +34,8 @@ func guarded(t *testing.T, n int, before bool) []byte {
 	return m[page+inner-n:][:n:n]
 }
 
-// TestGuarded holds that the wide instructions touch no more than is said of them: they would fault.
+// TestGuarded checks that the vector instructions access no more than documented: any other
+// access would fault.
 func TestGuarded(t *testing.T) {
 	if !wide {
 		t.Skip("the processor has no AVX2")
@@ -60,7 +61,7 @@ func fill(b []byte) {
 	}
 }
 
-// across does a row, which has a byte more than its pixels.
+// across makes the horizontal pass of a row, which has one byte more than its pixels.
 func across(t *testing.T, in, out int, f Filter, before bool) {
 	t.Helper()
 	w := weights{even: true}
@@ -74,7 +75,7 @@ func across(t *testing.T, in, out int, f Filter, before bool) {
 	}
 }
 
-// down does a column of rows, which have up to 31 bytes more behind the last.
+// down makes the vertical pass of rows, with up to 31 bytes after the last.
 func down(t *testing.T, in, out int, f Filter, before bool) {
 	t.Helper()
 	var w weights

@@ -26,7 +26,7 @@ type collected struct{ pix []byte }
 
 func (c *collected) Row(_ int, pixels []byte) { c.pix = append(c.pix, pixels...) }
 
-// TestWide holds that the processor's wide instructions give the bytes of the Go code.
+// TestWide checks that the vector instructions give the bytes of the Go code.
 func TestWide(t *testing.T) {
 	if !wide {
 		t.Skip("the processor has no AVX2")
@@ -54,7 +54,7 @@ func TestWide(t *testing.T) {
 		if !bytes.Equal(a.pix, b.pix) || len(a.pix) != j.Window.Dx()*j.Window.Dy()*j.Channels {
 			t.Fatalf("other bytes of %+v", j)
 		}
-		// A window is what is cut out of the whole, mirrored.
+		// A window equals the part of the whole result, mirrored.
 		whole, want := j, collected{}
 		whole.Window, whole.FlipX, whole.FlipY = image.Rectangle{Max: j.To}, false, false
 		resizer.Do(&whole, src, &want)

@@ -30,7 +30,7 @@ func (w *writer) put(v uint64, n uint) {
 	}
 }
 
-// code puts a canonical code, whose first bit is its highest.
+// code writes a canonical code, whose first bit is its highest.
 func (w *writer) code(v uint64, n uint) {
 	for n > 0 {
 		n--
@@ -46,7 +46,8 @@ func (w *writer) one(symbol uint64) {
 	w.put(symbol, 8)
 }
 
-// lengths says how many of n symbols have codes of short bits, where the others have one more.
+// lengths returns the number of bits of the short codes of n symbols, and how many symbols
+// have them. The others have one bit more.
 func lengths(n int) (short uint, count int) {
 	short = uint(bits.Len(uint(n)) - 1)
 	return short, 1<<(short+1) - n
@@ -152,8 +153,8 @@ func riffOf(name string, data []byte) []byte {
 	return file
 }
 
-// TestManyTrees holds that trees are counted, and that none are made beyond what was counted: a file of 0.8 MB may have
-// 70 MB of them.
+// TestManyTrees checks that trees are counted, and that none are built beyond the count: a
+// file of 0.8 MB may have 70 MB of them.
 func TestManyTrees(t *testing.T) {
 	for side, refused := range map[int]bool{8: false, 60: true, 204: true} {
 		file := manyTrees(side)
@@ -189,7 +190,7 @@ func TestManyTrees(t *testing.T) {
 	}
 }
 
-// TestClaims holds that chunks are no larger than the file that they are in.
+// TestClaims checks that chunks are not larger than their file.
 func TestClaims(t *testing.T) {
 	lossy := append([]byte("\x10\x00\x00\x9d\x01\x2a\x08\x00\x08\x00"), make([]byte, 40)...)
 	file := riffOf("VP8 ", lossy)

@@ -39,7 +39,7 @@ func files(t testing.TB) map[string][]byte {
 	return all
 }
 
-// decoded decodes a file, and holds that it takes no more than its header has said.
+// decoded decodes a file, and checks that it takes no more than its header bounds.
 func decoded(t *testing.T, file []byte) (image.Image, error) {
 	t.Helper()
 	h, err := Read(file)
@@ -57,11 +57,11 @@ func decoded(t *testing.T, file []byte) (image.Image, error) {
 	return m, err
 }
 
-// same holds that a file gives what the library gives.
+// same checks that a file gives the pixels of the library.
 func same(t *testing.T, file []byte) {
 	t.Helper()
 	if h, err := Read(file); err == nil && h.Bytes > 64<<20 {
-		return // what is allowed, but slow to look for faults in
+		return // allowed, but too slow for fuzzing
 	}
 	got, err := decoded(t, file)
 	if errors.Is(err, program.ErrTooLarge) {
@@ -69,7 +69,7 @@ func same(t *testing.T, file []byte) {
 	}
 	c, wantErr := library.DecodeConfig(bytes.NewReader(file))
 	if wantErr == nil && (c.Width*c.Height == 0 || c.Width*c.Height > 1<<20) {
-		return // the library makes a picture of no pixels, which is refused here
+		return // the library returns an image without pixels, which this package refuses
 	}
 	want, wantErr := library.Decode(bytes.NewReader(file))
 	if wantErr == nil && err == nil && !reflect.DeepEqual(got, want) {
@@ -80,7 +80,8 @@ func same(t *testing.T, file []byte) {
 	}
 }
 
-// TestSame holds that pixels are those of golang.org/x/image/webp, also those of damaged files that can be decoded.
+// TestSame checks that pixels equal those of golang.org/x/image/webp, also for damaged
+// files that can be decoded.
 func TestSame(t *testing.T) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
