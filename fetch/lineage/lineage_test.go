@@ -148,7 +148,8 @@ func TestInOrderIsACount(t *testing.T) {
 	}
 }
 
-// The files stay within their bound; what is there can be read by itself, and the oldest is gone.
+// The files stay within MaxBytes. Each remaining file can be read by itself, and the
+// oldest is gone.
 func TestRecordIsARing(t *testing.T) {
 	dir := t.TempDir()
 	at := time.Unix(1e9, 0)

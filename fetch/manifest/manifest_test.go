@@ -142,7 +142,7 @@ func TestDamage(t *testing.T) {
 	}
 }
 
-// damaged checks what is said of a manifest one of whose blobs is damaged, and was whole before.
+// damaged checks the errors of a manifest after one of its intact blobs was damaged.
 func (w *world) damaged(t *testing.T, victim schema.Key, whole []byte) {
 	t.Run("whole", func(t *testing.T) {
 		if _, _, err := w.tryOpen(t, 1<<20, 1<<20); !errors.Is(err, schema.ErrDataLoss) {

@@ -65,7 +65,7 @@ func firstError(t *testing.T, rng *rand.Rand) {
 	})
 }
 
-// Walk reads neither a page that is not needed nor a list of pages of which none is
+// Walk does not read a page that is not needed, nor a list of pages if none of them is
 // needed.
 func TestWalkOfWhatIsNeeded(t *testing.T) {
 	rng := random(t)

@@ -13,14 +13,14 @@ import (
 	"bowstring/schema"
 )
 
-// slowly makes the catalog of a fixture one that takes long, and has the newest snapshot of d asked for once.
+// slowly makes the catalog of a fixture slow, and looks up the newest snapshot of d once.
 func (f *fixture) slowly(t *testing.T) {
 	t.Helper()
 	f.store.askFirst(func(context.Context) error { time.Sleep(10 * time.Millisecond); return nil })
 	f.open(t, schema.Request{Dataset: "d"}).Close()
 }
 
-// early opens a job early, which is to be of that snapshot.
+// early opens a job early, and checks that it is on that snapshot.
 func (f *fixture) early(t *testing.T, req schema.Request, snapshot int64) *resolve.Job {
 	t.Helper()
 	j, err := f.OpenEarly(t.Context(), req)
@@ -157,7 +157,7 @@ func TestEarlyEnds(t *testing.T) {
 	}
 }
 
-// claims are layouts that are claimed: by which plan, and how often.
+// claims counts the layouts that were reserved, by plan.
 type claims struct {
 	mu   sync.Mutex
 	made map[string]int

@@ -38,7 +38,7 @@ type fixture struct {
 	gate func(context.Context, schema.BlobRef) error // called before each read; guarded by mu
 }
 
-// counting counts what writes to a store, and how often it is asked for a snapshot.
+// counting counts the writes to a store, and the look-ups of snapshots.
 type counting struct {
 	store.Store
 	begun, renewed, asked atomic.Int64
@@ -48,7 +48,7 @@ type counting struct {
 	ask func(context.Context) error // called before it is asked for a snapshot, if not nil; guarded by mu
 }
 
-// askFirst has ask called before the store is asked for a snapshot.
+// askFirst sets a function that is called before each look-up of a snapshot.
 func (c *counting) askFirst(ask func(context.Context) error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

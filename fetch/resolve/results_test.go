@@ -19,8 +19,8 @@ type counted struct{ holds atomic.Int64 }
 func (c *counted) Retain()  { c.holds.Add(1) }
 func (c *counted) Release() { c.holds.Add(-1) }
 
-// A computation goes on while somebody waits for it, and ends with the last who
-// does. Holds of its value and of what it reads are given back in every case.
+// A computation runs while a caller waits for it, and ends with the last one. The holds
+// of its value and of the object that it reads are released in every case.
 func TestComputations(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := computations[*counted]{logger: slog.New(slog.DiscardHandler)}

@@ -40,7 +40,8 @@ func (f *fixture) countReads(t *testing.T, dataset string) *reads {
 	return n
 }
 
-// Sizes are added up without reading pages where what is known of them suffices, and are the same.
+// If the statistics suffice, sizes are added up without reading pages, and the sums are
+// the same.
 func TestTotalsOfPagesThatAreNotRead(t *testing.T) {
 	const n = 5000 // five pages, of which the last has 904 rows
 	train := int64(n * 9 / 10)

@@ -404,9 +404,8 @@ func TestMembersLapse(t *testing.T) {
 	sees("[]")
 }
 
-// TestSegments: an import of many segments, some of which have to be written again, is
-// read back. Locate returns where each blob is stored, and a collection leaves nothing
-// else.
+// TestSegments reads back an import of many segments, some of which had to be written
+// again. Locate returns where each blob is stored, and a collection leaves nothing else.
 func TestSegments(t *testing.T) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)

@@ -172,6 +172,7 @@ func (d database) Load(ctx context.Context, name string) (protocol.Partition, er
 func (d database) load(ctx context.Context, name string) (p seen, err error) {
 	s := d.s
 	err = s.again(ctx, func(ctx context.Context) error {
+		// No version is named, so the newest one is read.
 		data, info, err := s.bucket.Get(ctx, s.key(dirCatalog+name), schema.ObjectVersion{}, maxPartition)
 		if errors.Is(err, schema.ErrNotFound) {
 			p = seen{}

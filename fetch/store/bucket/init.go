@@ -112,6 +112,7 @@ func atEndpoint(ctx context.Context, raw, endpoint string, opts object.Options) 
 			settings = append(settings, part)
 		}
 	}
+	// The endpoint of the URL is replaced, and its other settings stay.
 	settings = append(settings, "endpoint="+url.QueryEscape(endpoint))
 	bucket, _, err := object.SplitURL(place + "?" + strings.Join(settings, "&"))
 	if err != nil {

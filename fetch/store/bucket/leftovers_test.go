@@ -29,8 +29,9 @@ func leftoversOf(t *testing.T, url string, opts Options) string {
 	return strings.Join(said, "; ")
 }
 
-// TestLeftovers: segments of an import that was killed, whole and torn, are no garbage while it may be at work, by the clock of
-// the server. Then Examine shows them, and a collection takes them, one that comes late too, and nothing else.
+// TestLeftovers: the segments of a killed import, complete or torn, are no garbage until
+// its process has lapsed by the server's clock. Then Examine reports them, and a
+// collection removes them, also one that arrives late, and nothing else.
 func TestLeftovers(t *testing.T) {
 	server := startServer(t, objecttest.Config{})
 	url := at(server, "bucket")

@@ -67,6 +67,7 @@ func (d database) Announce(ctx context.Context, m protocol.Member) error {
 			return nil
 		}
 		switch {
+		// A process that may only read works without a row.
 		case errors.Is(err, schema.ErrDenied):
 			return fmt.Errorf("%w: announce this process: %w", protocol.ErrReadOnly, err)
 		case ctx.Err() != nil:
@@ -245,6 +246,7 @@ func (s *Store) list(ctx context.Context, under string, visit func(name string, 
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
 		}
+		// A list that makes progress is continued, however often it is interrupted.
 		was := after
 		broken, failed := page()
 		if failed != nil || broken == nil {

@@ -162,6 +162,7 @@ func (p *pack) Has(ref schema.BlobRef) bool {
 	switch n := int(a.Object); {
 	case n < len(p.lengths):
 		return ref.Size <= p.lengths[n]-a.Offset
+	// The open segment has no entry in lengths yet.
 	case n == len(p.lengths) && p.open != nil:
 		return ref.Size <= int64(len(p.open.body))-a.Offset
 	}

@@ -113,6 +113,7 @@ func (p *proof) get(ctx context.Context, n int, key string) (data []byte, info o
 // conditions checks, with one writer, that a write is refused if its condition does not
 // hold.
 func (p *proof) conditions(ctx context.Context) error {
+	// Each step uses the next endpoint, so that conditions have to hold across them.
 	first, outcome, err := p.put(ctx, 0, "conditions", []byte("first"), object.Condition{Absent: true})
 	if outcome != object.Made {
 		return fmt.Errorf("write into the bucket: %w", err)
@@ -256,6 +257,8 @@ func (p *proof) change(ctx context.Context, w int, key, id string) error {
 		if slices.Contains(c.Made, id) {
 			return nil // an attempt whose answer was lost
 		}
+		// The nonce makes the bytes differ from those of any other attempt, and so the
+		// ETag.
 		c.Made, c.Nonce = append(c.Made, id), rand.Text()
 		body, err := json.Marshal(c)
 		if err != nil {

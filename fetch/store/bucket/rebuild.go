@@ -71,6 +71,7 @@ type rebuilder struct {
 	opts RebuildOptions
 	log  *slog.Logger
 
+	// One goroutine sets these before segments are read.
 	sizes map[string]int64 // of the existing segments, by name
 	bytes int64
 	epoch protocol.Epoch // the latest in a segment's name
@@ -132,6 +133,7 @@ func (r *rebuilder) run(ctx context.Context) error {
 			return err
 		}
 	}
+	// An empty place is probably a wrong URL, so no store is made in it.
 	if len(names) == 0 && len(r.sizes) == 0 {
 		return fmt.Errorf("%w: there is nothing of a store in it", schema.ErrNotFound)
 	}
@@ -341,6 +343,8 @@ func (r *rebuilder) readSegment(ctx context.Context, name string) error {
 		if e.kind != kindRecord && !r.opts.Payloads {
 			continue
 		}
+		// Only records are read unless Payloads is set, so a rebuild reads little of each
+		// segment.
 		ref := e.ref(prefix, number)
 		b, err := database{s}.Read(ctx, ref)
 		if err == nil {

@@ -15,8 +15,9 @@ import (
 	"bowstring/schema"
 )
 
-// TestRebuildAndDoctor: whatever is missing, torn or another program's in the bucket of a store, Examine says so, reads
-// of the rest go on or fail by name, and Rebuild gives back what there is.
+// TestRebuildAndDoctor: if objects of a store are missing, torn, or another program's,
+// Examine reports it. Reads of the rest succeed, or fail with the object's name. Rebuild
+// restores what still exists.
 func TestRebuildAndDoctor(t *testing.T) {
 	for name, tt := range map[string]struct {
 		harm    func(b harmed)

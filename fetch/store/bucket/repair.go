@@ -169,6 +169,8 @@ func (s *Store) rewriteOnce(ctx context.Context, prefix schema.ObjectPrefix, num
 	// The bytes are put at their old offsets, because addresses contain them.
 	g := salvage(body, prefix, number, s.now())
 	for _, p := range list {
+		// A blob whose place is taken by another one gets an error of its own. The others
+		// are still repaired.
 		p.err = g.place(p.entry, p.data)
 	}
 	// No blob can be put back, so nothing is written.

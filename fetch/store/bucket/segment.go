@@ -154,6 +154,7 @@ func decodeTrailer(b []byte, size int64, prefix schema.ObjectPrefix, number uint
 		created:  time.UnixMicro(int64(binary.LittleEndian.Uint64(b[28:]))).UTC(),
 		indexSum: binary.LittleEndian.Uint32(b[44:]),
 	}
+	// The number of entries is checked before memory is allocated for the index.
 	n := binary.LittleEndian.Uint64(b[36:])
 	switch {
 	case t.prefix != prefix || t.number != number:

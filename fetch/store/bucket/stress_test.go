@@ -141,7 +141,8 @@ func TestRealVersityStress(t *testing.T) {
 	}
 }
 
-// judge compares what is there with what writers did, and returns how often each thing was done.
+// judge compares the state of the store with the writers' events, and returns how often
+// each kind of event happened.
 func judge(t *testing.T, s, copies *Store, events []event) map[string]int {
 	t.Helper()
 	type fate struct {

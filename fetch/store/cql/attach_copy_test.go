@@ -15,9 +15,9 @@ import (
 	"bowstring/schema"
 )
 
-// TestAttachedCopies: what is attached goes by value to a store in a directory, from there to another, and by
-// reference to another keyspace; each has the rows of the tables. Those by value have them still when the tables are
-// gone.
+// TestAttachedCopies copies an attached dataset by value to a store in a directory and
+// from there to another one, and by reference to another keyspace. Each copy has the rows
+// of the tables. The copies by value still have them when the tables are gone.
 func TestAttachedCopies(t *testing.T) {
 	rows := foreignRows(60, true)
 	foreign := createForeign(t, "blob", rows)

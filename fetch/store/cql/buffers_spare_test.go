@@ -44,7 +44,8 @@ func TestBuffersReady(t *testing.T) {
 	release()
 }
 
-// TestBuffersToSpare: sizes that take turns do not take each other's memory, nor does what was touched for others.
+// TestBuffersToSpare: sizes that are used in turn do not evict each other's memory, nor
+// does memory that was touched for other sizes.
 func TestBuffersToSpare(t *testing.T) {
 	ready := newArena(t)
 	ready.spare = arenaSpare

@@ -12,8 +12,8 @@ import (
 	"bowstring/schema"
 )
 
-// newArena is one that keeps nothing to spare, and whose periods end only when a
-// test says so.
+// newArena returns an arena without spare memory, whose periods end only when a test ends
+// them.
 func newArena(t testing.TB) *arena {
 	t.Helper()
 	a := &arena{period: time.Hour}

@@ -39,8 +39,8 @@ func TestNodeLost(t *testing.T) {
 		}
 		options := Options{Logger: slog.New(slog.NewTextHandler(t.Output(), nil))}
 		s, err := Open(t.Context(), address+parameters, options)
-		// Right after a node was killed the others, on a small machine, may take too long for a quorum: then it is to
-		// be tried again.
+		// On a small machine the other nodes may take too long for a quorum right after a
+		// node was killed. The request is then repeated.
 		for try := 0; errors.Is(err, schema.ErrUnavailable) && try < 5; try++ {
 			t.Log(err)
 			s, err = Open(t.Context(), address+parameters, options)

@@ -13,8 +13,8 @@ import (
 	"github.com/gocql/gocql"
 )
 
-// ringPolicy stands for the driver's token-aware policy: a query's hosts are
-// those of the ring from its place on.
+// ringPolicy replaces the driver's token-aware policy: the hosts of a query are those of
+// the ring, from its place on.
 type ringPolicy struct {
 	gocql.HostSelectionPolicy // nothing else is called
 	hosts                     []*gocql.HostInfo
@@ -100,7 +100,7 @@ func (c *course) names(next gocql.NextHost) string {
 	return strings.Join(names, " ")
 }
 
-// take has a read that asks its first host, and is answered after so long.
+// take makes a read ask its first host, and get the answer after a time.
 func (c *course) take(place int, after time.Duration) {
 	c.t.Helper()
 	r, next := c.read(place, 0)

@@ -12,7 +12,8 @@ import (
 	"bowstring/schema"
 )
 
-// crowd is a store on a mock with blobs, at which so much goes on that every read may join a statement.
+// crowd is a store on a mock, with blobs and so many reads in flight that each further
+// read may join a statement.
 type crowd struct {
 	*Store
 	t     *testing.T
@@ -87,8 +88,9 @@ func (c *crowd) set(ref schema.BlobRef, cell []byte) {
 // host is what is known of the first replica of the first blob.
 func (c *crowd) host() *gathered { return c.gathering.hostOf(&c.refs[0]) }
 
-// pass lets time pass when no statement is on its way any more: a read has its blob before the statement has ended, and
-// a host that owes its end for so long would be silent.
+// pass lets time pass when no statement is in flight any more. A read gets its blob
+// before the statement has ended. A host whose statement does not end for that time would
+// count as silent.
 func (c *crowd) pass(d time.Duration) {
 	c.gathering.running.Wait()
 	c.clock.Add(int64(d))

@@ -157,8 +157,9 @@ func TestGatherFaults(t *testing.T) {
 	}
 }
 
-// TestGatherRefused: a server that takes fewer keys gets fewer, and none together if it takes one. More are tried
-// after a while: what was refused may have been something else.
+// TestGatherRefused: if a server refuses a number of keys, statements have fewer, down to
+// single reads. After a while more are tried, because the refusal may have had another
+// cause.
 func TestGatherRefused(t *testing.T) {
 	var takes atomic.Bool
 	m := &mock{gathered: func([][]byte) deed {

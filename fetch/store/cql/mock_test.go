@@ -24,8 +24,8 @@ import (
 	"bowstring/schema"
 )
 
-// mock is a server that does what a real one cannot be made to do. It has one
-// blob, of which every part is asked for by a prepared statement.
+// mock is a server with faults that a real one cannot be made to have. It has one blob,
+// whose parts are read by a prepared statement.
 type mock struct {
 	addr  string
 	peers []string // the addresses of the other servers of the cluster

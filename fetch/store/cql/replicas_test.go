@@ -94,8 +94,8 @@ func TestReplicasOfServers(t *testing.T) {
 		}
 		return shares
 	}
-	// A machine that does something else for a moment makes servers slow. So each of these waits
-	// for what is to be, or the test hangs.
+	// A busy machine makes the servers slow for a moment. So each of these waits for the
+	// expected state, and the test hangs if it does not come.
 	even := func() {
 		for shares := read(3000); slices.Min(shares[:]) < 0.28; shares = read(3000) {
 			t.Logf("the servers get %.2f of the reads, which are to be thirds", shares)

@@ -16,8 +16,8 @@ import (
 	"github.com/gocql/gocql"
 )
 
-// replicas are three hosts in virtual time, every one of which has every row, and
-// workers that read from them, one row after the other.
+// replicas are three hosts in virtual time, which all have every row, and workers that
+// read from them one row after another.
 type replicas struct {
 	*steering
 	hosts    []*gocql.HostInfo
@@ -153,7 +153,7 @@ func (r *replicas) request(ctx context.Context, at, size int) error {
 	}
 }
 
-// shares are the parts of the reads that each host was asked for in an interval.
+// shares returns the share of the reads in an interval that each host was asked for.
 func (r *replicas) shares(from, to time.Duration) (shares [3]float64) {
 	all := 0.0
 	for i, reads := range r.reads {

@@ -124,9 +124,9 @@ func TestKill(t *testing.T) {
 	t.Logf("killed after %v", moments)
 }
 
-// TestPowerLoss simulates crashes of the machine: of the database's files only
-// what was synced survives for sure, and of the segments only their durable
-// prefix; the rest is kept, cut off, zeroed or replaced page by page.
+// TestPowerLoss simulates crashes of the machine. Of the database's files only synced
+// data survives for certain, and of the segments only their durable prefix. The rest is
+// kept, cut off, zeroed or replaced, page by page.
 func TestPowerLoss(t *testing.T) {
 	const seed = 5
 	t.Logf("seed %d", seed)
@@ -246,8 +246,8 @@ func powerLossDir(t *testing.T) string {
 	return dir
 }
 
-// loseSegments notes the segments as a crash of the machine might leave them,
-// and returns what puts them in the place of those that there are.
+// loseSegments makes copies of the segments as a crash of the machine might leave them.
+// It returns a function that replaces the segments by these copies.
 func loseSegments(t *testing.T, s *Store, r *rand.Rand) func(*testing.T) {
 	t.Helper()
 	files := map[string][]byte{}

@@ -105,8 +105,8 @@ func fileSums(t *testing.T, dir string) string {
 	return b.String()
 }
 
-// flipBit flips one bit of one of the files in a directory, of which every one has the
-// same chance, and says which.
+// flipBit flips one bit of a file in a directory, and returns which. Every bit is equally
+// likely.
 func flipBit(t *testing.T, dir string, r *rand.Rand) string {
 	t.Helper()
 	var files []string

@@ -176,6 +176,7 @@ func inUse(dir string, f *os.File) error {
 		return fmt.Errorf("%w: the store in %s is in use by another process, which is just starting or ending",
 			schema.ErrUnavailable, dir)
 	}
+	// The address lets a user reach the store through the server that has it open.
 	msg := fmt.Sprintf("the store in %s is in use by process %d on host %s since %s (%s)",
 		dir, h.PID, h.Host, h.Since.Format(time.RFC3339), h.Command)
 	if h.Address != "" {

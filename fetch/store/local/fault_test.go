@@ -12,8 +12,8 @@ import (
 	"bowstring/spill/segment"
 )
 
-// TestCutShortUnderReaders cuts a segment short under a manifest and a blob that are
-// mapped, which is what a bad sector is to who touches the pages: a SIGBUS.
+// TestCutShortUnderReaders cuts a segment short while a manifest and a blob of it are
+// mapped. A reader of these pages gets a SIGBUS, as with a bad sector.
 func TestCutShortUnderReaders(t *testing.T) {
 	dir := t.TempDir()
 	s := openTest(t, dir, Options{Logger: testOptions().Logger})

@@ -20,6 +20,7 @@ type Verification struct {
 // Verify reads every blob of the store and verifies its checksum and its key. progress may be nil; the caller's
 // goroutine calls it after each blob. Damage is reported and is no error.
 func (s *Store) Verify(ctx context.Context, progress func(Verification)) (Verification, error) {
+	// The total is that of now; blobs that are added meanwhile may be read or not.
 	v := Verification{Of: s.count.blobs.Load()}
 	err := s.eachIndexed(ctx, func(x indexed) error {
 		ok, err := s.intact(ctx, x)
@@ -59,6 +60,7 @@ func (s *Store) intact(ctx context.Context, x indexed) (bool, error) {
 		return false, err
 	}
 	defer b.Release()
+	// The hash shows a wrong index entry, and the checksum shows damage of the bytes.
 	ref := schema.BlobRef{Key: x.key, Size: x.Length, Sum: x.sum}
 	err = schema.Guard(func() error {
 		if sha256.Sum256(b.Bytes()) != x.key {

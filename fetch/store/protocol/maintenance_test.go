@@ -7,8 +7,8 @@ import (
 	"bowstring/schema"
 )
 
-// TestRepairedIsCollected: what was repaired over bytes of a late epoch can be
-// removed by the next collection, where epochs are write times.
+// TestRepairedIsCollected: if epochs are write times, the next collection can remove a
+// blob that was repaired over bytes of a late epoch.
 func TestRepairedIsCollected(t *testing.T) {
 	const late = Epoch(1 << 50)
 	db := newMemory()

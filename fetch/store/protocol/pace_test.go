@@ -29,7 +29,8 @@ func TestPace(t *testing.T) {
 		took = w.now
 	})
 	w.run(time.Hour)
-	// 100 blobs at 10 a second, of which 10 at once, then 5,000 bytes at 1,000, of which 1,000 at once.
+	// 100 blobs at 10 per second, 10 of them at once, then 5,000 bytes at 1,000 per
+	// second, 1,000 of them at once.
 	if took < 12*time.Second || took > 14*time.Second {
 		t.Errorf("it took %v, want 13 s", took)
 	}

@@ -181,7 +181,8 @@ func (r *replicas) merged(key schema.Key, among ...int) cell {
 	return m
 }
 
-// repaired is a blob as a quorum knows it, all of which knows as much after.
+// repaired returns a blob as a quorum knows it. Afterwards every replica of the quorum
+// knows as much.
 func (r *replicas) repaired(key schema.Key) cell {
 	among := r.two()
 	m := r.merged(key, among...)

@@ -198,8 +198,8 @@ func (o *oracle) referrer(key schema.Key) string {
 	return "no process"
 }
 
-// leaks lists what is stored that nothing refers to, less what the documentation
-// allows a collection to miss.
+// leaks lists the stored blobs to which nothing refers, without those that the
+// documentation allows a collection to miss.
 func (o *oracle) leaks() []string {
 	if o.w.packed {
 		return o.leakedSegments()

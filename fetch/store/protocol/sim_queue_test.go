@@ -2,8 +2,8 @@ package protocol
 
 import "iter"
 
-// events is a heap of what is to happen, the first at the root. It holds its events
-// by value: a simulation does little else than to put them there and to take them.
+// events is a heap of future events, with the next one at the root. It holds events by
+// value, because a simulation does little else than push and pop them.
 type events []event
 
 func (e events) less(i, j int) bool {
@@ -53,8 +53,8 @@ type coroutine struct {
 	stop  func()
 }
 
-// coroutines are those that run nothing at present. A caller that simulates one seed
-// after the other has them for all; close ends them.
+// coroutines is a pool of idle coroutines. A caller that simulates several seeds uses one
+// pool for all of them, and closes it.
 type coroutines struct{ list []*coroutine }
 
 func (c *coroutines) take() *coroutine {

@@ -9,10 +9,10 @@ import (
 	"bowstring/schema"
 )
 
-// Seeds with this bit are of worlds whose database is a bucket: blobs are in segments,
-// each of which is written once, by messages that are lost, late and doubled as all
-// others are; lists are as old as their pages; deletions have no condition; and a swap is
-// a conditional write, which is made or not when it arrives.
+// Seeds with this bit simulate a database that is a bucket. Blobs are in segments, each
+// written once, by messages that are lost, delayed and repeated like all others. Lists
+// are as old as their pages. Deletions have no condition. A swap is a conditional write,
+// which is made or not when it arrives.
 const packedSeeds = 1 << 60
 
 // bucketClient is the Database that a process has in such a world.
