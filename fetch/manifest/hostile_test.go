@@ -23,7 +23,8 @@ func TestLargePage(t *testing.T) {
 	}
 }
 
-// The index of a chunk is no page, also where a broken record takes it for one.
+// The index of a chunk is not accepted as a page, even if a broken record says that it is
+// one.
 func TestIndexIsNoPage(t *testing.T) {
 	w := makeWorld(t, rand.New(rand.NewPCG(1, 2)), 2000, 16)
 	for _, c := range w.snap.Chunks {

@@ -19,7 +19,8 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// world is a made-up snapshot, the blobs of its manifest, and what is open of them.
+// world is a generated snapshot with the blobs of its manifest. It counts the blobs that
+// are open.
 type world struct {
 	snap  *schema.Snapshot
 	blobs map[schema.Key][]byte

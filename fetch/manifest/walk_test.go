@@ -15,7 +15,7 @@ import (
 	"bowstring/schema"
 )
 
-// Whatever fails first, the error of a walk is that at the least position.
+// A walk returns the error at the least position, whichever page fails first.
 func TestFirstErrorByPosition(t *testing.T) {
 	rng := random(t)
 	for i := range 30 {

@@ -57,7 +57,8 @@ func TestOpenEarly(t *testing.T) {
 	}
 }
 
-// TestOpenEarlyNumbered: so is one on a snapshot by its number, when the catalog has to be asked again.
+// TestOpenEarlyNumbered opens a snapshot early by its number, after the catalog's answer
+// has expired.
 func TestOpenEarlyNumbered(t *testing.T) {
 	f := newFixture(t, resolve.Options{}, admission.Limits{})
 	f.put(t, "d", 10)
@@ -116,8 +117,8 @@ func TestSuperseded(t *testing.T) {
 	}
 }
 
-// TestNotEarly: nothing is opened early where the catalog answers soon, where the snapshot is in doubt, and where the
-// request does not fit the snapshot that is probably meant.
+// TestNotEarly: no job is opened early if the catalog answers fast, if the snapshot is in
+// doubt, or if the request does not fit the snapshot that is probably meant.
 func TestNotEarly(t *testing.T) {
 	f := newFixture(t, resolve.Options{Worthwhile: time.Hour}, admission.Limits{})
 	f.put(t, "d", 10)

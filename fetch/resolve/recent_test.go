@@ -89,7 +89,7 @@ func TestOpenRecentNot(t *testing.T) {
 	}
 }
 
-// TestOpenRecentEnds: what is being opened ends with the jobs.
+// TestOpenRecentEnds: Close cancels the opening of snapshots.
 func TestOpenRecentEnds(t *testing.T) {
 	f := newFixture(t, resolve.Options{}, admission.Limits{})
 	f.put(t, "a", 100)

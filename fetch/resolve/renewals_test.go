@@ -37,8 +37,8 @@ func TestReadingStoresNothing(t *testing.T) {
 	}
 }
 
-// A selection has an owner, and lives as long as it is used, which is noted now
-// and then.
+// A selection has an owner, and exists as long as it is used. A use moves its expiry, but
+// not every time.
 func TestSelectionsAreRenewed(t *testing.T) {
 	f := newFixture(t, resolve.Options{SelectionLifetime: 10 * 24 * time.Hour}, admission.Limits{})
 	f.put(t, "d", 100)

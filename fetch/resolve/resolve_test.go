@@ -238,8 +238,8 @@ func TestMemoryOfSelections(t *testing.T) {
 	}
 }
 
-// Bytes are those of the rows served, whatever is dropped or repeated, and however
-// often.
+// TotalBytes counts the served rows, with the dropped ones left out and repeated ones as
+// often as served.
 func TestTotalBytes(t *testing.T) {
 	f := newFixture(t, resolve.Options{}, admission.Limits{})
 	f.put(t, "d", 100)

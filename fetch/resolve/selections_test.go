@@ -11,7 +11,8 @@ import (
 	"bowstring/schema"
 )
 
-// The same positions of another snapshot are another selection: what names the first one goes on.
+// The same positions of another snapshot are another selection. The name of the first one
+// keeps its meaning.
 func TestSelectionsOfTwoSnapshots(t *testing.T) {
 	f := newFixture(t, resolve.Options{}, admission.Limits{})
 	f.put(t, "d", 20)

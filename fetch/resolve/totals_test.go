@@ -10,7 +10,7 @@ import (
 	"bowstring/schema"
 )
 
-// reads counts what is read of a manifest: lists of pages, and pages.
+// reads counts the blobs that are read of a manifest: lists of pages, and pages.
 type reads struct{ lists, pages int }
 
 // countReads has the reads of a dataset's manifest counted from now on.

@@ -21,7 +21,8 @@ import (
 	"bowstring/schema"
 )
 
-// testOptions are those of a store in a test: its processes say that they are there more often than one would pay for.
+// testOptions are the options of a store in a test. Its processes renew their rows more
+// often than would be worth the requests otherwise.
 func testOptions() Options {
 	return Options{
 		Logger: slog.New(slog.DiscardHandler), Renew: 100 * time.Millisecond, Lapse: 2 * time.Second,
@@ -94,7 +95,8 @@ func TestConformanceDirectory(t *testing.T) {
 	conforms(t, func(t testing.TB) string { return "file://" + t.TempDir() })
 }
 
-// TestConformanceServer: so is one at a server of S3, with lists in small pages.
+// TestConformanceServer runs the conformance tests at an S3 server that sends lists in
+// small pages.
 func TestConformanceServer(t *testing.T) {
 	server := startServer(t, objecttest.Config{PageSize: 3})
 	n := 0
@@ -262,7 +264,8 @@ func TestProof(t *testing.T) {
 	}
 }
 
-// TestInit: of several processes one makes the store; opening what is no store says how to make one.
+// TestInit: one of several processes makes the store. Opening a place without a store
+// says how to make one.
 func TestInit(t *testing.T) {
 	server := startServer(t, objecttest.Config{})
 	url := at(server, "bucket")

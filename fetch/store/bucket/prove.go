@@ -154,6 +154,7 @@ func (p *proof) conditions(ctx context.Context) error {
 // and get the answer that it has.
 func (p *proof) create(ctx context.Context, n int) error {
 	key := fmt.Sprintf("create-%d", n)
+	// All writers start together, each at its own endpoint.
 	outcomes := make([]object.Outcome, proofWriters)
 	var g errgroup.Group
 	for w := range proofWriters {

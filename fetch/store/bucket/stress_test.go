@@ -365,7 +365,7 @@ func TestRealVersityWriters(t *testing.T) {
 	}
 }
 
-// writer is one of those of a process.
+// writer is one of the writers of a process.
 type writer struct {
 	name, dataset string
 	store, copies *Store
@@ -380,7 +380,7 @@ func (w *writer) say(e event) {
 	_, _ = w.log.Write(append(line, '\n'))
 }
 
-// step does one thing, and says so before and after.
+// step does one thing, and prints it before and after.
 func (w *writer) step(ctx context.Context) {
 	e := event{Do: "import", Dataset: w.dataset}
 	p := w.rng.Float64()

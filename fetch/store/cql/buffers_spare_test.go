@@ -2,7 +2,7 @@ package cql
 
 import "testing"
 
-// TestBuffersReady: what was touched ahead of its use is used first, and stays.
+// TestBuffersReady: memory that was touched in advance is used first, and stays mapped.
 func TestBuffersReady(t *testing.T) {
 	a := newArena(t)
 	if err := a.touch(4*smallSlab + 1); err != nil {

@@ -69,8 +69,8 @@ func randomSize(r *rand.Rand) int64 {
 	return 1 + r.Int64N(int64(1)<<(1+r.IntN(22)))
 }
 
-// TestBuffersDoNotOverlap takes and gives back at random; what lives is
-// compared by address, and by what each wrote into its own.
+// TestBuffersDoNotOverlap takes and releases buffers at random. Pinned ones are compared
+// by their addresses, and by the bytes that were written to each.
 func TestBuffersDoNotOverlap(t *testing.T) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
@@ -295,7 +295,7 @@ func TestBuffersBetweenOthers(t *testing.T) {
 	}
 }
 
-// TestBuffersOutliveTheArena: what is pinned stays valid after close.
+// TestBuffersOutliveTheArena: pinned buffers stay valid after close.
 func TestBuffersOutliveTheArena(t *testing.T) {
 	a := newArena(t)
 	b, c := a.mustTake(t, 5000), a.mustTake(t, 5000)

@@ -117,9 +117,9 @@ type event struct {
 	happens func()
 }
 
-// streamThrough streams shuffled epochs through an engine. After each event it
-// goes on for some seconds and a whole epoch. No epoch may lack a sample, repeat
-// one, or give it wrong bytes.
+// streamThrough streams shuffled epochs through an engine. After each event it continues
+// for some seconds and a whole epoch. No epoch may lack a sample, repeat one, or have
+// wrong bytes.
 func streamThrough(t *testing.T, s *Store, events []event) {
 	const (
 		samples = 800

@@ -86,7 +86,7 @@ func (c *course) read(place, attempt int) (*reading, gocql.NextHost) {
 	return r, c.Pick(plainQuery{ctx: r})
 }
 
-// order lists whom a read would ask, if each failed without having been asked.
+// order lists the hosts that a read would ask, if none of them has a connection.
 func (c *course) order(place, attempt int) string {
 	_, next := c.read(place, attempt)
 	return c.names(next)

@@ -85,7 +85,7 @@ func (c *crowd) set(ref schema.BlobRef, cell []byte) {
 	c.cells[ref.Key] = cell
 }
 
-// host is what is known of the first replica of the first blob.
+// host is the state of the first replica of the first blob.
 func (c *crowd) host() *gathered { return c.gathering.hostOf(&c.refs[0]) }
 
 // pass lets time pass when no statement is in flight any more. A read gets its blob

@@ -286,8 +286,8 @@ func TestMembers(t *testing.T) {
 	}
 }
 
-// TestBlobEpochs: of what is written and deleted in several epochs the later
-// stays, in whatever order it comes.
+// TestBlobEpochs: the latest of the writes and deletions in several epochs wins, in
+// whatever order they arrive.
 func TestBlobEpochs(t *testing.T) {
 	d := database{openStore(t, newKeyspace(t))}
 	const parts = 2*PartBytes + 17

@@ -100,7 +100,8 @@ func TestGatherBounds(t *testing.T) {
 	}
 }
 
-// TestGatherFaultOfOne: what is the matter with one blob is not with its neighbours.
+// TestGatherFaultOfOne: a fault of one blob does not affect its neighbours in the
+// statement.
 func TestGatherFaultOfOne(t *testing.T) {
 	for name, c := range map[string]struct {
 		cell    []byte

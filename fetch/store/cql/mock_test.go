@@ -376,7 +376,7 @@ func mockStoreOver(t testing.TB, uri string, dialer Dialer) *Store {
 
 func (m *mock) ref() schema.BlobRef { return schema.RefOf(m.blob) }
 
-// read is one Get without what the store does besides.
+// read reads the blob as Get does, without Get's bookkeeping, and verifies it.
 func (m *mock) read(ctx context.Context, s *Store) error {
 	b, err := s.get(ctx, m.ref())
 	if err != nil {

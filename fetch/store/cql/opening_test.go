@@ -9,7 +9,7 @@ import (
 	"testing"
 )
 
-// gated is a Dialer that has connections wait for a gate, if there is one.
+// gated is a Dialer whose connections wait for a gate, if it has one.
 type gated struct {
 	dials atomic.Int32
 	first chan struct{} // closed when the first one waits

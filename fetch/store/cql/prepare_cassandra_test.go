@@ -14,7 +14,7 @@ import (
 	"bowstring/schema"
 )
 
-// lockedBuffer takes what is logged.
+// lockedBuffer receives log messages.
 type lockedBuffer struct {
 	mu  sync.Mutex
 	all bytes.Buffer

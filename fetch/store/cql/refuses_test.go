@@ -20,7 +20,8 @@ func (e said) Error() string { return e.text }
 
 func (e said) Code() int { return e.code }
 
-// TestRefuses: fewer keys are asked for where a server does not take that many, and for no other reason.
+// TestRefuses: statements get fewer keys if a server refuses that many, and for no other
+// reason.
 func TestRefuses(t *testing.T) {
 	for _, c := range []struct {
 		err  error

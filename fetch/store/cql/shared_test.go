@@ -184,8 +184,8 @@ func TestCollectionSparesOtherProcesses(t *testing.T) {
 	}
 }
 
-// TestSupersededIngest: an ingest whose process a collection took for dead, since
-// nothing was heard of it, commits nothing afterwards: what it had put is freed.
+// TestSupersededIngest: if a collection has taken an ingest's process for dead, the
+// ingest commits nothing afterwards, and the blobs that it had put are freed.
 func TestSupersededIngest(t *testing.T) {
 	keyspace := newKeyspace(t)
 	own, other := openStore(t, keyspace), openStore(t, keyspace)

@@ -170,7 +170,8 @@ func (r *replicas) shares(from, to time.Duration) (shares [3]float64) {
 	return shares
 }
 
-// even checks that each host was asked for a third, as far as chance is even.
+// even checks that each host was asked for a third of the reads, within the limits of
+// chance.
 func even(t *testing.T, r *replicas, from, to time.Duration) {
 	t.Helper()
 	n := 0

@@ -148,7 +148,8 @@ func TestOverdue(t *testing.T) {
 	c.want(c.order(0, 0), "1 2 0", "after a read that timed out")
 }
 
-// TestUsualLatency: what is silence depends on it.
+// TestUsualLatency: the time after which a host counts as silent follows its usual
+// latency.
 func TestUsualLatency(t *testing.T) {
 	c := newCourse(t, 3, 3)
 	for range 200 {

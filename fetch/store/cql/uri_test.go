@@ -50,7 +50,7 @@ func TestParseURI(t *testing.T) {
 	}
 }
 
-// equal compares what is left after the hosts.
+// equal compares everything but the hosts.
 func equal(a, b Config) bool { return a.String() == b.String() }
 
 func TestParseURIRefuses(t *testing.T) {

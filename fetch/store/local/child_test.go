@@ -231,7 +231,7 @@ func (c *child) until(t *testing.T, stop func(line string) bool) {
 	t.Fatalf("the child ended early: %s", c.errs.String())
 }
 
-// kill ends the child as kill -9 does and reads what it had still said.
+// kill ends the child as kill -9 does, and reads its remaining output.
 func (c *child) kill(t *testing.T, each func(line string)) {
 	t.Helper()
 	if err := c.cmd.Process.Kill(); err != nil {

@@ -64,8 +64,8 @@ func requireExact(t *testing.T, s *Store) {
 	}
 }
 
-// TestKill kills a process that imports, drops and collects, at a moment
-// counted in what it has said, and opens what it leaves behind.
+// TestKill kills a process that imports, drops and collects, after a number of lines of
+// its output, and opens the store that it leaves.
 func TestKill(t *testing.T) {
 	const seed = 42
 	kills, perDir := 60, 6
@@ -124,9 +124,9 @@ func TestKill(t *testing.T) {
 	t.Logf("killed after %v", moments)
 }
 
-// TestPowerLoss simulates crashes of the machine. Of the database's files only synced
-// data survives for certain, and of the segments only their durable prefix. The rest is
-// kept, cut off, zeroed or replaced, page by page.
+// TestPowerLoss simulates crashes of the machine. Only synced data of the database's
+// files survives for certain, and only the durable prefix of segments. The rest is kept,
+// cut off, zeroed or replaced, page by page.
 func TestPowerLoss(t *testing.T) {
 	const seed = 5
 	t.Logf("seed %d", seed)

@@ -19,8 +19,8 @@ import (
 	"bowstring/schema"
 )
 
-// damageSample makes a store with tables, a log and a manifest that was written to, and
-// returns its image: as it is left when it is closed in order, or by a process that is killed.
+// damageSample makes a store with tables, a log and a manifest, and returns a copy of its
+// directory: as it is after a clean shutdown, or after its process was killed.
 func damageSample(t *testing.T, clean bool) (image string, has committed) {
 	t.Helper()
 	dir := t.TempDir()
@@ -105,7 +105,7 @@ func fileSums(t *testing.T, dir string) string {
 	return b.String()
 }
 
-// flipBit flips one bit of a file in a directory, and returns which. Every bit is equally
+// flipBit flips one bit of a file in a directory, and returns which. Each file is equally
 // likely.
 func flipBit(t *testing.T, dir string, r *rand.Rand) string {
 	t.Helper()
@@ -269,8 +269,8 @@ func requireRebuilt(t *testing.T, what, dir string, has committed) {
 	}
 }
 
-// TestFlippedJournal flips bits of the catalog's second copy: the store goes on, and
-// writes it anew.
+// TestFlippedJournal flips bits of the journal. The store stays usable, and writes a new
+// journal.
 func TestFlippedJournal(t *testing.T) {
 	const seed = 12
 	t.Logf("seed %d", seed)
@@ -290,7 +290,7 @@ func TestFlippedJournal(t *testing.T) {
 	}
 }
 
-// TestBothCopiesDamaged requires a refusal, and that what can be read is kept if that is asked for.
+// TestBothCopiesDamaged: a rebuild fails, unless it is asked to keep what can be read.
 func TestBothCopiesDamaged(t *testing.T) {
 	image, has := damageSample(t, true)
 	journals, err := filepath.Glob(filepath.Join(image, journalDir, "*"+journalSuffix))

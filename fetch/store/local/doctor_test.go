@@ -9,8 +9,8 @@ import (
 	"bowstring/fetch/store"
 )
 
-// TestExamine looks at a store that is open, at one as it is after its process was
-// killed, and at one that was closed.
+// TestExamine examines a store that is open, one whose process was killed, and one that
+// was closed.
 func TestExamine(t *testing.T) {
 	says := func(found store.Findings, check string) string {
 		t.Helper()

@@ -26,7 +26,7 @@ var (
 	simSchema, _ = schema.NewSchema(nil, []arrow.Field{schema.BlobField("x", "", false)})
 )
 
-// actor is what goes on in a process.
+// actor is a process of the simulation with its store.
 type actor struct {
 	w     *world
 	p     *process
@@ -130,7 +130,7 @@ func (a *actor) imports() {
 	}
 }
 
-// pass waits until no collection goes on, but one that is suspended may.
+// pass waits until no collection runs, except one that is suspended.
 func (a *actor) pass() {
 	for w := a.w; w.faults.stall != "" && w.db.collecting.Run != "" && !w.collectorFrozen(); {
 		a.sleep(time.Second)
@@ -248,7 +248,7 @@ func (a *actor) alters(ctx context.Context, in *Ingest, snap *schema.Snapshot) b
 	return true
 }
 
-// outcome compares what a commit said with what it did.
+// outcome compares the answer of a commit with its effect.
 func (a *actor) outcome(dataset, mark string, got *schema.Snapshot, err error) {
 	made := a.w.oracle.made[mark]
 	switch {

@@ -8,8 +8,8 @@ import (
 	"bowstring/schema"
 )
 
-// oracle sees every change of the catalog and every deletion as it is made, and
-// says whether what the package's documentation promises holds.
+// oracle sees every change of the catalog and every deletion at the moment it is made. It
+// checks that the guarantees of the package's documentation hold.
 type oracle struct {
 	w        *world
 	datasets map[string]*datasetState
@@ -213,8 +213,8 @@ func (o *oracle) leaks() []string {
 	return list
 }
 
-// stray says whether all that there is of a blob is a touch that some quorum does not
-// know of. A size or bytes, even of one node, come after a touch that a quorum knows.
+// stray reports whether only a touch of a blob exists, and some quorum does not know of
+// the touch. A size or bytes, even on one node, come after a touch that a quorum knows.
 func (o *oracle) stray(key schema.Key) bool {
 	r := o.w.db
 	all := r.merged(key, 0, 1, 2)

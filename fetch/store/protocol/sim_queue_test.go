@@ -45,7 +45,7 @@ func (e *events) pop() event {
 	}
 }
 
-// coroutine runs tasks, one after the other: its stack has grown to what they need.
+// coroutine runs tasks, one after another, so that its stack need not grow for each.
 type coroutine struct {
 	run   func() // the task
 	next  func() (struct{}, bool)

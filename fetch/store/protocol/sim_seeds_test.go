@@ -44,7 +44,7 @@ type mistake struct {
 	bug  bug
 }
 
-// mistakes are those that are found, by name.
+// mistakes are the planted mistakes that the simulation finds, by name.
 var mistakes = []mistake{
 	{"commit unfenced", bugCommitUnfenced},
 	{"own later epoch", bugOwnLaterEpoch},

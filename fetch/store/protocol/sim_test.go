@@ -39,7 +39,7 @@ func (w *world) drawFaults() {
 	}
 }
 
-// simulate runs a seed. It returns what was wrong, and a hash of all that happened.
+// simulate runs a seed. It returns the violated guarantees, and a hash of all events.
 func simulate(idle *coroutines, seed uint64, bugs bug, trace *strings.Builder) (hash uint64, err error) {
 	w := newWorld(seed, idle)
 	w.trace = trace

@@ -38,7 +38,7 @@ type world struct {
 	memo   rowMemo // of all processes: what a row decodes to is never changed
 }
 
-// event happens at a time: f is called, or a task that still waits goes on.
+// event is due at a time: f is called, or a waiting task continues.
 type event struct {
 	at   time.Duration
 	seq  int
@@ -147,7 +147,7 @@ func (w *world) wake(t *task) {
 	}
 }
 
-// run goes on until a time, or until nothing can happen any more.
+// run runs events until a time, or until no event is left.
 func (w *world) run(until time.Duration) {
 	for w.fault == nil {
 		switch {

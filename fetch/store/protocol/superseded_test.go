@@ -63,7 +63,7 @@ func (r *directedRun) commit() {
 	r.must(err)
 }
 
-// lost is how many blobs of what was committed are gone.
+// lost is the number of committed blobs that are missing.
 func (r *directedRun) lost() (lost int) {
 	ctx := r.Context()
 	snap, err := r.b.Snapshot(ctx, "d", 0)

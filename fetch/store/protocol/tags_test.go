@@ -99,7 +99,8 @@ func (p *peeks) Peek(ctx context.Context, name string, rows ...string) (Partitio
 	return p.Database.Peek(ctx, name, rows...)
 }
 
-// TestOpeningIsOneRead: what says which snapshot is the newest, or has a tag, is asked for once.
+// TestOpeningIsOneRead: the newest snapshot, or the one with a tag, is found with one
+// read of the catalog.
 func TestOpeningIsOneRead(t *testing.T) {
 	s := open(t)
 	for n := range int64(3) {
