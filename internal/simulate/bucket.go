@@ -13,7 +13,8 @@ import (
 	"bowstring/schema"
 )
 
-// farBucket is the bucket that all nodes share, with the datasets in objects.
+// farBucket is the bucket that all nodes share, with the datasets in objects. It answers
+// a limited number of requests a second, by a token bucket, and rejects more.
 type farBucket struct {
 	spec    Bucket
 	price   *object.Price
@@ -21,7 +22,8 @@ type farBucket struct {
 
 	requests, bytes, refused atomic.Int64
 
-	mu     sync.Mutex
+	mu sync.Mutex
+	// mu guards these.
 	allows float64   // requests per second; 0: no limit
 	tokens float64   // unused requests
 	moved  time.Time // when tokens were last updated
@@ -63,7 +65,7 @@ func (b *farBucket) slow(factor float64) {
 	b.latency.Store(int64(float64(b.latency.Load()) * factor))
 }
 
-// nearBucket is the bucket as a node has it. It is only read.
+// nearBucket is the bucket as one node sees it. It is only read.
 type nearBucket struct {
 	object.Bucket // nil: tiers call only the methods below
 
@@ -77,7 +79,8 @@ func (b nearBucket) URL() string { return b.spec.URL }
 // Close implements object.Bucket.
 func (nearBucket) Close() error { return nil }
 
-// Range implements object.Bucket. It takes the bucket's latency, the way to the node, and the node's processors.
+// Range implements object.Bucket. It takes the bucket's latency, the bandwidth of the way
+// to the node, and the node's CPU time. Rejected requests take the latency too.
 func (b nearBucket) Range(ctx context.Context, key string, _ schema.ObjectVersion, _ int64, buf []byte) error {
 	b.requests.Add(1)
 	answered := b.take()
@@ -105,7 +108,7 @@ func (b *farBucket) cost(requests, bytes int64) object.Bill {
 	return object.Cost(object.Counts{Gets: requests, BytesIn: bytes}, b.price, object.Transfer(b.spec.Transfer))
 }
 
-// objects are the objects of a dataset's blobs, one after the other.
+// objects are the objects of a dataset. They have its blobs one after another.
 type objects struct {
 	dataset string
 	seed    uint64
@@ -120,7 +123,8 @@ type objectSet struct {
 	list   []schema.Object
 }
 
-// next is the place of a blob of n bytes: after the previous one, or in a new object if that one is full.
+// next returns the place of a blob of n bytes: after the previous one, or in a new object
+// if the last one is full.
 func (o *objects) next(n int64) schema.ObjectAddress {
 	var set *objectSet
 	if len(o.sets) > 0 {
@@ -143,7 +147,8 @@ func (o *objects) next(n int64) schema.ObjectAddress {
 	return a
 }
 
-// chunks is how many parts of the objects spans of at most that many bytes read at once.
+// chunks returns the number of parts of the objects, if one request reads at most that
+// many bytes.
 func (o *objects) chunks(most int64) (n int64) {
 	for _, set := range o.sets {
 		for i := range set.list {

@@ -166,8 +166,9 @@ const (
 	StoreSlow = "store_slow" // the store has a fraction of its capacity
 )
 
-// Parse reads a file, in JSON or YAML, with defaults from rates, also in JSON or YAML; nil for none. It is strict: an
-// error is a [schema.FieldError] that names the field, what it got and what it takes.
+// Parse parses a file, in JSON or YAML. rates has the defaults, in JSON or YAML; nil
+// means none. Parse is strict: its error is a [schema.FieldError] with the field, its
+// value and the values that it takes.
 func Parse(file, rates []byte) (*File, error) {
 	text, err := asJSON("file", file)
 	if err != nil {
@@ -199,7 +200,7 @@ func Parse(file, rates []byte) (*File, error) {
 	return f, f.check()
 }
 
-// asJSON makes JSON of YAML.
+// asJSON converts YAML to JSON, so that one strict decoder parses both.
 func asJSON(where string, text []byte) ([]byte, error) {
 	if trimmed := bytes.TrimSpace(text); len(trimmed) == 0 || trimmed[0] == '{' {
 		return trimmed, nil
@@ -228,7 +229,7 @@ func ratesAlone(text []byte) ([]byte, error) {
 	return json.Marshal(all)
 }
 
-// merge puts the fields of one object over those of another one, recursively.
+// merge returns the fields of under, replaced by those of over, recursively.
 func merge(under, over []byte) ([]byte, error) {
 	var low, high map[string]json.RawMessage
 	if json.Unmarshal(over, &high) != nil || json.Unmarshal(under, &low) != nil {
@@ -249,6 +250,7 @@ func merge(under, over []byte) ([]byte, error) {
 	return json.Marshal(low)
 }
 
+// ensureDefaults sets the fields that were left out.
 func (f *File) ensureDefaults() {
 	one := func(n *int64) {
 		if *n == 0 {
@@ -295,6 +297,7 @@ type rule struct {
 	want  string
 }
 
+// firstBroken returns the error of the first rule that does not hold.
 func firstBroken(rules []rule) error {
 	for _, r := range rules {
 		if !r.ok {
@@ -304,7 +307,8 @@ func firstBroken(rules []rule) error {
 	return nil
 }
 
-// maxNodes is the most nodes of a run, and maxSamples the most samples of all datasets together.
+// maxNodes and maxSamples limit a run: nodes, and samples of all datasets together. The
+// other limits keep times and sizes within the range of their types.
 const (
 	maxNodes   = 1024
 	maxSamples = 1 << 26
@@ -313,6 +317,8 @@ const (
 	maxRanks   = 1 << 16
 )
 
+// check checks all fields. It returns the first error, because later ones may follow from
+// it.
 func (f *File) check() error {
 	between := func(field string, got, low, high int64) rule {
 		return rule{field, got, got >= low && got <= high, fmt.Sprintf("%d to %d", low, high)}
@@ -388,6 +394,7 @@ func (f *File) check() error {
 	return f.checkFaults()
 }
 
+// checkJobs checks the jobs. datasets has the number of samples by name.
 func (f *File) checkJobs(datasets map[string]int64) error {
 	taken := map[string]bool{}
 	for i, j := range f.Jobs {
@@ -427,6 +434,7 @@ func (f *File) checkJobs(datasets map[string]int64) error {
 	return nil
 }
 
+// checkFaults checks the faults. Each kind takes its own fields, and others are errors.
 func (f *File) checkFaults() error {
 	nodes := f.Nodes.Count / f.Sample
 	for i, x := range f.Faults {

@@ -12,7 +12,7 @@ import (
 	"bowstring/schema"
 )
 
-// job is a training program with all of its ranks.
+// job is a training program with all of its ranks. Each rank has a goroutine.
 type job struct {
 	Job
 	world *world
@@ -35,7 +35,7 @@ type epochTally struct {
 	held          float64 // share of the samples in objects, at its end
 }
 
-// rank is one process of a job. It owns its counters until an epoch ends.
+// rank is one process of a job. Its goroutine owns the counters until an epoch ends.
 type rank struct {
 	job  *job
 	rank int
@@ -99,7 +99,7 @@ func (j *job) run(ctx context.Context) error {
 	return nil
 }
 
-// begin is called by each rank that begins an epoch.
+// begin is called by each rank that begins an epoch. The first one creates the tally.
 func (j *job) begin(epoch int64) *epochTally {
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -120,8 +120,8 @@ func (j *job) end(e *epochTally, r *rank) {
 	r.samples, r.bytes, r.first, r.waits = 0, 0, 0, Waits{}
 }
 
-// run reads all epochs of the job. Ranks meet between epochs, and a rank that has fewer steps than
-// others leaves the barrier of steps, so that the others do not wait for it.
+// run reads all epochs of the job. Ranks meet between epochs. A rank that has fewer steps
+// than others leaves the barrier of steps, so that the others do not wait for it.
 func (r *rank) run(ctx context.Context) error {
 	j := r.job
 	for epoch := range j.Epochs {
@@ -145,7 +145,8 @@ func (r *rank) run(ctx context.Context) error {
 	return nil
 }
 
-// epoch reads the rank's share of an epoch from any running node.
+// epoch reads the rank's share of an epoch. After a failure it continues at the next
+// running node, from the step that it has reached.
 func (r *rank) epoch(ctx context.Context, epoch int64, tally *epochTally) error {
 	j := r.job
 	t := schema.Ticket{Rank: r.rank, Request: schema.Request{
@@ -159,6 +160,7 @@ func (r *rank) epoch(ctx context.Context, epoch int64, tally *epochTally) error 
 	if j.Steps > 0 {
 		t.Stop = &j.Steps
 	}
+	// A stop at or after the end of the epoch is no stop.
 	if rows := j.world.store.datasets[j.Dataset].snap.Rows(); t.Stop != nil && *t.Stop >= (rows+j.Batch-1)/j.Batch {
 		t.Stop = nil
 	}
@@ -193,8 +195,8 @@ type piece struct {
 	encode  time.Duration // and in flight
 }
 
-// readOn reads from a node until that fails; t is the progress. to is the node that the rank belongs to, if it is
-// another one.
+// readOn reads from a node until that fails. t is the progress, and is updated. to is the
+// node that the rank belongs to, if it is another one that runs.
 func (r *rank) readOn(ctx context.Context, at *node, t *schema.Ticket,
 	tally *epochTally) (done bool, to *node, err error) {
 	server := at.lives()
@@ -236,7 +238,8 @@ func (r *rank) readOn(ctx context.Context, at *node, t *schema.Ticket,
 	return false, nil, errors.Join(err, broken)
 }
 
-// serve delivers batches like a server, which has the next one ready while its client computes.
+// serve delivers batches as a server does: the next one is ready while the client
+// computes.
 func serve(ctx context.Context, at *node, s *fetch.Stream, pieces chan<- piece) error {
 	defer close(pieces)
 	for {
@@ -267,7 +270,9 @@ func serve(ctx context.Context, at *node, s *fetch.Stream, pieces chan<- piece) 
 	}
 }
 
-// train takes batches, and computes when a step is complete.
+// train takes batches, and computes when a step is complete. Unless the ranks are apart,
+// all ranks compute at once, after the last of them has its samples: a step of
+// synchronous training.
 func (r *rank) train(ctx context.Context, pieces <-chan piece, t *schema.Ticket, tally *epochTally) error {
 	w, j := r.job.world, r.job
 	for {
@@ -320,13 +325,14 @@ func (w *world) another(n *node) *node {
 	return n
 }
 
-// meeting is a barrier of ranks.
+// meeting is a barrier of ranks. It can be used again and again.
 type meeting struct {
-	mu      sync.Mutex
-	whole   int // number of ranks that take part
-	wanted  int // number that is waited for now
-	there   int
-	next    chan struct{} // closed when all have arrived
+	mu     sync.Mutex
+	whole  int           // number of ranks that take part
+	wanted int           // number that is waited for now
+	there  int           // number that has arrived
+	next   chan struct{} // closed when all have arrived
+	// meeting is what the last rank to arrive calls.
 	meeting func() error
 }
 
@@ -355,7 +361,7 @@ func (m *meeting) meet(ctx context.Context, then func() error) error {
 	}
 }
 
-// openLocked lets all waiting ranks go on, and closes the barrier behind them.
+// openLocked releases all waiting ranks, and closes the barrier for the next time.
 func (m *meeting) openLocked() {
 	m.there, m.meeting = 0, nil
 	close(m.next)

@@ -13,13 +13,16 @@ import (
 	"bowstring/schema"
 )
 
-// network carries bytes from end to end. An end is a node, or the store. Transfers from one end to another happen one
-// after the other, as over one connection. Connections share resources max-min fairly: no connection could have more
-// without another one, which has no more, having less.
+// network carries bytes from end to end. An end is a node, the store or the bucket.
+// Transfers from one end to another happen one after another, as over one connection.
+// Connections share resources max-min fairly: no connection could have more, unless
+// another one that has no more gets less.
 //
-// Rates are computed anew whenever a connection becomes busy or idle. With more than exactConns busy connections that
-// happens at most every settleEvery, and a connection that becomes busy in between gets the unused rest of its path.
+// Rates are computed again whenever a connection becomes busy or idle. With more than
+// exactConns busy connections this happens at most once in settleEvery. A connection that
+// becomes busy in between gets the unused rest of its path.
 type network struct {
+	// mu guards all fields.
 	mu        sync.Mutex
 	resources []resource
 	conns     map[[2]int32]*conn
@@ -36,30 +39,30 @@ const (
 	settleEvery = 200 * time.Microsecond
 )
 
-// resource has a capacity in bytes per second.
+// resource is a link in one direction, with a capacity in bytes per second.
 type resource struct {
 	capacity float64 // +Inf: no limit
-	used     float64 // by the rates
+	used     float64 // sum of the rates of its users
 
-	// During the computation of rates.
+	// These are used only while rates are computed.
 	free    float64
 	waiting int
 	users   []*conn
 }
 
-// conn is the connection from one end to another.
+// conn is the connection from one end to another. It lives as long as the network.
 type conn struct {
 	path  []int32 // resources
 	queue []*transfer
 	left  float64   // bytes of the first transfer of queue, at since
 	since time.Time // when left and rate were computed
 	rate  float64
-	at    int // index in busy
+	at    int // index in busy; -1 if idle
 	done  time.Time
 	fixed bool
 }
 
-// transfer is bytes in flight. done has room for one.
+// transfer is bytes in flight. done has room for one value, so that run never blocks.
 type transfer struct {
 	bytes float64
 	done  chan struct{}
@@ -75,8 +78,9 @@ func newNetwork(resources []resource) *network {
 	return &network{resources: resources, conns: map[[2]int32]*conn{}, wake: make(chan struct{}, 1)}
 }
 
-// send carries bytes from one end to another over a path of resources, and returns when they have arrived, or ctx
-// ends. The path of two ends never changes.
+// send carries bytes from one end to another over a path of resources. It returns when
+// they have arrived or ctx ends. The path of two ends never changes, so that path is
+// called once.
 func (n *network) send(ctx context.Context, from, to int32, path func() []int32, bytes int64) error {
 	if bytes <= 0 {
 		return nil
@@ -97,7 +101,7 @@ func (n *network) send(ctx context.Context, from, to int32, path func() []int32,
 	case <-t.done:
 		return nil
 	case <-ctx.Done():
-		return context.Cause(ctx) // it is still carried
+		return context.Cause(ctx) // the bytes are still carried
 	}
 }
 
@@ -173,8 +177,8 @@ func (n *network) scale(resource int32, factor float64) {
 
 // run carries transfers until ctx ends.
 func (n *network) run(ctx context.Context) {
-	// If a running timer is reset, Go looks at all timers when it expires, and there are tens of thousands. So each
-	// time has its own timer.
+	// When a running timer that was reset expires, Go checks all timers, and there are
+	// tens of thousands. Each time therefore has a timer of its own.
 	timer, set := time.NewTimer(farOff), never
 	defer func() { timer.Stop() }()
 	for {
@@ -192,7 +196,7 @@ func (n *network) run(ctx context.Context) {
 	}
 }
 
-// step ends finished transfers, and returns when to look again.
+// step ends finished transfers, and returns when the next one may end.
 func (n *network) step() time.Time {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -227,10 +231,12 @@ func (n *network) step() time.Time {
 	return next
 }
 
-// settleLocked computes all rates: the resource that leaves the least per user is divided evenly, then the next one
-// of what is left, until all users have rates.
+// settleLocked computes all rates by progressive filling. The resource that leaves the
+// least for each user is divided evenly among its users. The next one divides what they
+// leave, until all users have rates. n.mu is held.
 func (n *network) settleLocked(now time.Time) {
 	n.dirty, n.settled = false, now
+	// First the progress up to now, at the old rates.
 	for _, c := range n.busy {
 		c.left = max(c.left-c.rate*now.Sub(c.since).Seconds(), 0)
 		if math.IsInf(c.rate, 1) {
@@ -242,6 +248,7 @@ func (n *network) settleLocked(now time.Time) {
 		r := &n.resources[i]
 		r.free, r.used, r.waiting, r.users = r.capacity, 0, 0, r.users[:0]
 	}
+	// The heap has each resource with users once. Infinite ones limit no user.
 	var order shares
 	for _, c := range n.busy {
 		for _, i := range c.path {
@@ -276,6 +283,7 @@ func (n *network) settleLocked(now time.Time) {
 			}
 		}
 	}
+	// Users of infinite resources alone have no limit.
 	for _, c := range n.busy {
 		if !c.fixed {
 			n.fixLocked(c, math.Inf(1))
@@ -284,7 +292,7 @@ func (n *network) settleLocked(now time.Time) {
 	heap.Init(&n.busy)
 }
 
-// fixLocked gives a connection its rate, and takes that from the resources on its path.
+// fixLocked gives a connection its rate, and subtracts it from the resources of its path.
 func (n *network) fixLocked(c *conn, rate float64) {
 	c.fixed = true
 	for _, i := range c.path {
@@ -295,16 +303,17 @@ func (n *network) fixLocked(c *conn, rate float64) {
 	n.setRateLocked(c, rate)
 }
 
-// each is what is left for each user without a rate.
+// each returns what a resource leaves for each user without a rate.
 func (r *resource) each() float64 { return max(r.free, 0) / float64(max(r.waiting, 1)) }
 
-// share is what a resource leaves per user.
+// share is what a resource leaves for each of its users.
 type share struct {
 	resource int32
 	each     float64
 }
 
-// shares is a heap, least first.
+// shares is a heap with the least share first. Equal ones are in the order of the
+// resources, so that a run can be repeated.
 type shares []share
 
 func (s shares) Len() int { return len(s) }
@@ -329,7 +338,8 @@ func (f *finishing) Pop() any {
 	return c
 }
 
-// link is the connection from a server to a node: requests and answers take time.
+// link is the connection from a server to a node. Requests and answers take the latency
+// between the two, and answers take bandwidth.
 type link struct {
 	from *life
 	to   *node
@@ -338,7 +348,8 @@ type link struct {
 // Up implements peers.Link.
 func (l *link) Up() bool { return l.to.lives() != nil }
 
-// Heard implements peers.Link: a node that runs and can be reached says all the time that it is there.
+// Heard implements peers.Link. A node that runs and can be reached sends heartbeats all
+// the time.
 func (l *link) Heard() time.Time {
 	if l.to.lives() == nil || l.to.frozen.Load() || l.to.world.cuts.is(l.to, l.from.node) {
 		return time.Time{}
@@ -370,7 +381,9 @@ func (l *link) SendProgress(list []peers.Progress) {
 // errDown is the error of an unreachable node.
 var errDown = fmt.Errorf("%w: there is no connection to it", schema.ErrUnavailable)
 
-// Get implements peers.Link.
+// Get implements peers.Link. It takes the same steps as a real peer read: the request's
+// way, the read at the other node, its CPU time, the transfer and the answer's way. Each
+// step ends if the other server does.
 func (l *link) Get(ctx context.Context, ask peers.Ask) (schema.Blob, error) {
 	from, to, w := l.from.node, l.to, l.to.world
 	to.mu.Lock()
@@ -422,8 +435,8 @@ type requester struct {
 	waiting map[uint32]chan fetch.Answer // one each
 }
 
-// requesterFor returns the requester for reads that another server makes through this one; a
-// real server has one for each connection.
+// requesterFor returns the requester for the reads of another server. A real server has
+// one for each connection.
 func (l *life) requesterFor(from *life) *requester {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -457,6 +470,8 @@ func (b *requester) read(ctx context.Context, ask peers.Ask) (fetch.Answer, erro
 	id := b.next
 	b.waiting[id] = answer
 	b.mu.Unlock()
+	// The answer may be on its way when the reader leaves. Its blob has to be released
+	// then.
 	leave := func() {
 		b.mu.Lock()
 		_, waits := b.waiting[id]
@@ -486,7 +501,7 @@ func (b *requester) read(ctx context.Context, ask peers.Ask) (fetch.Answer, erro
 
 func (b *requester) close() { b.requester.Close() }
 
-// inbox holds the latest progress reports of other servers.
+// inbox holds the latest progress report of each other server.
 type inbox struct {
 	wake chan struct{} // capacity 1
 
@@ -499,8 +514,9 @@ func newInbox() *inbox {
 	return &inbox{wake: make(chan struct{}, 1), reports: map[*life][]peers.Progress{}}
 }
 
-// put replaces the latest report of a server. A report that was not taken yet is lost, as a newer
-// one has all that it had. nil says that the server has closed its connection.
+// put replaces the latest report of a server. A report that was not taken yet is lost,
+// because a newer one has all of its content. nil means that the server has closed its
+// connection.
 func (x *inbox) put(from *life, list []peers.Progress) {
 	x.mu.Lock()
 	if _, ok := x.reports[from]; !ok {
@@ -527,7 +543,8 @@ func (x *inbox) take() (from *life, list []peers.Progress) {
 	return from, list
 }
 
-// follow passes reports to an engine until ctx ends.
+// follow passes reports to an engine until ctx ends. It has a follower for each server,
+// and closes it when the server is gone.
 func (x *inbox) follow(ctx context.Context, e *fetch.Engine, failed func(error)) {
 	followers := map[*life]*fetch.Follower{}
 	defer func() {

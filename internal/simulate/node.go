@@ -27,13 +27,14 @@ import (
 	"bowstring/spill/segment"
 )
 
-// manifests is a server's default memory for manifests.
+// manifests is the memory for manifests that a server has by default, in bytes.
 const manifests = 128 << 20
 
 // minSpill is the smallest cache.
 const minSpill = spill.MinBytes
 
-// node is a machine with a server that may be running.
+// node is a machine. A server may be running on it. The machine outlives its servers:
+// cores, disks and links have their state over a restart.
 type node struct {
 	world *world
 	index int
@@ -41,8 +42,9 @@ type node struct {
 	zone  int
 
 	cores, reads, writes *server
-	frozen               atomic.Bool // it is stalled
+	frozen               atomic.Bool // whether it is stalled
 
+	// mu guards life and links.
 	mu    sync.Mutex
 	life  *life // the running server; nil if there is none
 	links struct {
@@ -50,12 +52,14 @@ type node struct {
 		stalled bool
 	}
 
-	// The server that runs or ran last; used by the goroutine that begins and ends it.
+	// The spill of the server that runs or ran last. Only the goroutine that begins and
+	// ends the server uses these.
 	cache  *spill.Cache
 	future *spill.Future
 }
 
-// life is a server from its start to its end.
+// life is a server from its start to its end. gone ends with it. The fields are constant
+// after begin, except those below mu.
 type life struct {
 	node    *node
 	gone    context.Context
@@ -73,7 +77,8 @@ type life struct {
 	requesters map[*life]*requester // other servers that read through this one
 }
 
-// begin starts the server.
+// begin starts the server. With keepCache it opens with the spill of the one before, as a
+// restart does. Without it the spill is empty, as after the loss of the disk.
 func (n *node) begin(keepCache bool) error {
 	w := n.world
 	ctx, die := context.WithCancel(context.Background())
@@ -168,14 +173,15 @@ func (l *life) join(opts *fetch.Options) (err error) {
 	return nil
 }
 
-// described is the node's entry in leases.
+// described returns the node's entry in leases.
 func (n *node) described() layout.Node {
 	f := &n.world.file
 	return layout.Node{ID: n.id, Address: "grpc://" + n.id + ":1", Zone: fmt.Sprint("zone-", n.zone),
 		Weight: f.Nodes.Ranks, Capacity: spill.Capacity(f.Spill.Bytes)}
 }
 
-// end ends the server: cleanly, or like a killed process, whose lease stays.
+// end ends the server. If it does not end in order, it ends like a killed process: its
+// lease stays until it expires.
 func (n *node) end(inOrder bool) error {
 	n.mu.Lock()
 	l := n.life
@@ -195,6 +201,7 @@ func (n *node) end(inOrder bool) error {
 		err = l.members.Close()
 		n.frozen.Store(false)
 	}
+	// Reads of other nodes end first, because they use the engine.
 	l.peerReads.Wait()
 	l.mu.Lock()
 	for _, b := range l.requesters {
@@ -217,7 +224,7 @@ func (n *node) lives() *life {
 	return n.life
 }
 
-// disk waits for the node's disk.
+// disk takes the time that the node's disk needs for an operation.
 func (n *node) disk(op segment.Op, bytes int64) {
 	switch s := &n.world.file.Spill; op {
 	case segment.OpRead:
@@ -264,8 +271,9 @@ func (n *node) setLinks(change func(slow *float64, stalled *bool)) {
 	n.limitLocked()
 }
 
-// server processes jobs one after the other at each of its places: cores, a disk, a store's turns. It is safe for
-// concurrent use.
+// server processes jobs one after another at each of its places: cores, a disk, or the
+// turns of a store. It has no queue: each job gets the time at which it will be done, and
+// then sleeps until that time. It is safe for concurrent use.
 type server struct {
 	mu    sync.Mutex
 	speed float64     // of a place, 1 is normal; 0: no limit, and work takes no time
@@ -281,7 +289,8 @@ func newServer(places float64) *server {
 	return &server{speed: places / float64(n), free: make([]time.Time, n)}
 }
 
-// take assigns work to a place, and returns when it will be done.
+// take assigns work to the place that is free first, and returns when the work will be
+// done.
 func (s *server) take(work time.Duration) time.Time {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -344,7 +353,7 @@ func sleepUntil(ctx context.Context, at time.Time) error {
 	}
 }
 
-// per is how long n items take at a rate per second; 0 without a limit.
+// per returns the time of n items at a rate per second. Without a limit it is 0.
 func per(n, rate float64) time.Duration {
 	if rate <= 0 {
 		return 0
@@ -356,7 +365,7 @@ func seconds(s float64) time.Duration { return time.Duration(s * 1e9) }
 
 func millis(ms float64) time.Duration { return time.Duration(ms * 1e6) }
 
-// farStore is the store that all nodes share.
+// farStore is the store that all nodes share. The maps are constant.
 type farStore struct {
 	store.Store // nil: engines call only the methods below
 
@@ -369,7 +378,8 @@ type farStore struct {
 	blobs, blobBytes, pages, pageBytes atomic.Int64
 }
 
-// nearStore is the store as a node has it.
+// nearStore is the store as one node sees it: with its links, and with its counted
+// requests.
 type nearStore struct {
 	*farStore
 	node   *node
@@ -451,10 +461,11 @@ func (s *farStore) Stats() store.Stats {
 // Close implements store.Store.
 func (*farStore) Close() error { return nil }
 
-// zeros is the content of every blob. It is not written to.
+// zeros is the content of all blobs. It is never written to. A simulation of terabytes
+// then takes the memory of the largest blob.
 var zeros = sync.OnceValue(func() []byte { return make([]byte, maxBytes) })
 
-// content is a blob of n bytes.
+// content returns a blob of n bytes.
 func content(n int64) []byte { return zeros()[:n:n] }
 
 // made is a generated dataset: its record, and the pages of its manifest by key.
@@ -468,7 +479,8 @@ type made struct {
 // sizeClasses is the most distinct blob sizes. Their checksums are computed once.
 const sizeClasses = 256
 
-// makeDataset generates a dataset.
+// makeDataset generates a dataset with random sizes and keys. The manifest is real,
+// because the engines parse it. Equal seeds and names give equal datasets.
 func makeDataset(d Dataset, seed uint64) (*made, error) {
 	sch, err := schema.NewSchema(nil, []arrow.Field{schema.BlobField("data", "", false)})
 	if err != nil {
@@ -536,7 +548,8 @@ func makeDataset(d Dataset, seed uint64) (*made, error) {
 	return m, nil
 }
 
-// sizesOf returns equally frequent sizes: the middles of equal parts of a lognormal distribution.
+// sizesOf returns equally frequent sizes, whose mean is d.Bytes: the middles of equal
+// parts of a lognormal distribution.
 func sizesOf(d Dataset) (sizes [sizeClasses]int64) {
 	sigma := math.Sqrt(math.Log(1 + d.Spread*d.Spread))
 	var sum float64

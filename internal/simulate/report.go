@@ -74,6 +74,7 @@ type Waits struct {
 	Ranks    float64 `json:"ranks"` // for other ranks to end their step
 }
 
+// each calls f for each field with the same field of o.
 func (w *Waits) each(o *Waits, f func(*float64, float64)) {
 	f(&w.Store, o.Store)
 	f(&w.Spill, o.Spill)
@@ -87,6 +88,7 @@ func (w *Waits) each(o *Waits, f func(*float64, float64)) {
 
 func (w *Waits) add(o *Waits) { w.each(o, func(to *float64, n float64) { *to += n }) }
 
+// over returns the mean over n ranks.
 func (w *Waits) over(n int64) Waits {
 	out := *w
 	out.each(w, func(to *float64, v float64) { *to = round(v / float64(n)) })
@@ -109,6 +111,7 @@ type Traffic struct {
 	ServedBytes   int64 `json:"served_bytes"`
 }
 
+// each calls f for each field with the same field of o.
 func (t *Traffic) each(o *Traffic, f func(*int64, int64)) {
 	f(&t.StoreReads, o.StoreReads)
 	f(&t.StoreBytes, o.StoreBytes)
@@ -161,7 +164,7 @@ type Point struct {
 	Nodes       int     `json:"nodes"` // running nodes
 }
 
-// counters are what links have carried so far.
+// counters is the traffic since the start.
 type counters = Traffic
 
 func (w *world) count() counters {
@@ -201,7 +204,8 @@ func (w *world) retire(l *life) {
 	w.retired.countEngine(l)
 }
 
-// series is at most maxPoints points in time.
+// series is the points in time of a run, at most maxPoints. A run of any length then has
+// a plot of the same size.
 type series struct {
 	world *world
 	every time.Duration
@@ -212,6 +216,8 @@ type series struct {
 	points []Point
 }
 
+// firstEvery is the period of points at the beginning. It doubles when there are
+// maxPoints.
 const (
 	firstEvery = 50 * time.Millisecond
 	maxPoints  = 400
@@ -249,6 +255,7 @@ func joined(points []Point, i int) Point {
 		StoreBPerS: mean(a.StoreBPerS, b.StoreBPerS), PeerBPerS: mean(a.PeerBPerS, b.PeerBPerS)}
 }
 
+// take adds a point with the rates since the one before.
 func (s *series) take() {
 	now, at, nodes := s.world.count(), s.world.since(), 0
 	for _, n := range s.world.nodes {
@@ -275,6 +282,7 @@ func (s *series) take() {
 // round drops fractions of a microsecond.
 func round(s float64) float64 { return math.Round(s*1e6) / 1e6 }
 
+// ratio returns a / b, and 0 if b is 0.
 func ratio(a, b float64) float64 {
 	if b == 0 {
 		return 0
@@ -354,7 +362,8 @@ func (w *world) held() float64 {
 	return min(ratio(float64(entries), float64(samples)), 1)
 }
 
-// derived is how many requests an epoch takes by the rule of docs/spans.md.
+// derived returns how many requests an epoch takes by the rule of docs/spans.md. Reports
+// have it next to the simulated number, so that each checks the other.
 func (w *world) derived(j *job, epoch int, e *epochTally) float64 {
 	d := w.store.datasets[j.Dataset]
 	if d.in == nil {
@@ -371,7 +380,7 @@ type panel struct {
 	Line        string // points of a polyline
 }
 
-// Sizes of a plot, in pixels.
+// plotWidth, panelHeight and panelEvery are the sizes of a plot, in pixels.
 const (
 	plotWidth   = 800.0
 	panelHeight = 140.0

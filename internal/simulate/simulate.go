@@ -1,12 +1,18 @@
-// Package simulate runs whole clusters in virtual time: the engines, caches, members, layouts and prefetching that
-// servers consist of, with models of links, disks, stores, CPUs and training programs.
+// Package simulate runs whole clusters in virtual time: the engines, caches, members,
+// layouts and prefetching that servers consist of, with models of links, disks, stores,
+// CPUs and training programs.
 //
-// A [File] describes the cluster and its events; [Run] runs it and returns a [Report]. Blobs have sizes and no
-// content. Time is that of a bubble of testing/synctest: it does not advance while a goroutine computes, and jumps to
-// the next event. So a report does not depend on the speed of the machine.
+// A [File] describes the cluster and its events. [Run] runs it and returns a [Report].
+// Blobs have sizes and no content. Time is that of a bubble of testing/synctest. It does
+// not advance while a goroutine computes, and jumps to the next event. A report therefore
+// does not depend on the speed of the machine.
 //
-// The simulation leaves out gRPC and Arrow Flight, whose costs are charged as CPU time and latency; the scaling of
-// caches; and everything that a formula describes as well.
+// The simulation leaves out gRPC and Arrow Flight, whose costs are charged as CPU time
+// and latency. It also leaves out the scaling of caches, and everything that a formula
+// describes as well.
+//
+// Begin reading at [Run]. The models are server in node.go for CPUs and disks, network in
+// network.go for links, and meeting in job.go for the ranks of a job.
 package simulate
 
 import (
@@ -62,6 +68,8 @@ func bubble(f func()) {
 	synctest.Test(&testing.T{}, func(*testing.T) { f() })
 }
 
+// makeAll makes the datasets, outside of the bubble: it takes CPU time and no virtual
+// time.
 func makeAll(f *File) (map[string]*made, error) {
 	datasets := map[string]*made{}
 	for _, d := range f.Datasets {
@@ -74,7 +82,8 @@ func makeAll(f *File) (map[string]*made, error) {
 	return datasets, nil
 }
 
-// sampled is the file with the numbers of a sample.
+// sampled returns the file with the numbers of a sample. Rates per node stay, and rates
+// that nodes share are divided, so that each node has the same load as in the whole run.
 func (f *File) sampled() *File {
 	s := *f
 	n := float64(f.Sample)
@@ -96,10 +105,12 @@ func (f *File) sampled() *File {
 	return &s
 }
 
-// oneThread is the number of rows, over all nodes, up to which one thread runs everything.
+// oneThread is the number of rows, over all nodes, up to which one thread runs
+// everything. Larger runs would take too long on one thread, and vary a little with
+// several.
 const oneThread = 50e6
 
-// work is how many rows there are to scan over all nodes.
+// work returns the number of rows that all nodes together have to scan.
 func (f *File) work() (rows float64) {
 	for _, d := range f.Datasets {
 		rows += float64(d.Samples) * float64(f.Nodes.Count)
@@ -110,7 +121,7 @@ func (f *File) work() (rows float64) {
 // errStuck says that a simulation does not progress.
 var errStuck = fmt.Errorf("%w: nothing was served for so long that the simulation is cancelled", schema.ErrUnavailable)
 
-// stuckAfter is how long a running job may be served nothing.
+// stuckAfter is how long a running job may be served nothing, in virtual time.
 const stuckAfter = 4 * time.Hour
 
 // run is Run within a bubble.
@@ -133,6 +144,9 @@ func run(f *File, datasets map[string]*made, opts Options) (*Report, error) {
 	if err := w.start(ctx); err != nil {
 		return nil, errors.Join(err, w.end(), closed(stop, &running))
 	}
+	// The goroutines end in three groups: jobs first, then events and records, and then
+	// nodes and network. A job needs all of the others, and nodes need the network to
+	// end.
 	var jobs []*job
 	for _, spec := range f.Jobs {
 		jobs = append(jobs, newJob(w, spec))
@@ -160,13 +174,16 @@ func run(f *File, datasets map[string]*made, opts Options) (*Report, error) {
 	return report, nil
 }
 
+// closed ends the goroutines after a failed start. It always returns nil, so that it can
+// be joined to errors.
 func closed(stop context.CancelCauseFunc, running *sync.WaitGroup) error {
 	stop(nil)
 	running.Wait()
 	return nil
 }
 
-// guard ends the simulation when nothing is served for long.
+// guard cancels the simulation if nothing is served for stuckAfter while a job runs.
+// Virtual time would otherwise pass without an end.
 func (w *world) guard(ctx context.Context, jobs []*job, stop context.CancelCauseFunc) {
 	last := int64(-1)
 	for {
@@ -186,7 +203,8 @@ func (w *world) guard(ctx context.Context, jobs []*job, stop context.CancelCause
 	}
 }
 
-// start starts the nodes that exist from the beginning.
+// start starts the nodes that exist from the beginning: those whose first fault is not a
+// join.
 func (w *world) start(ctx context.Context) error {
 	absent, known := map[int]bool{}, map[int]bool{}
 	for _, x := range byTime(w.file.Faults) {
@@ -231,7 +249,8 @@ func (w *world) end() error {
 	return errors.Join(errs...)
 }
 
-// world is the state of a simulation.
+// world is the state of a simulation. Its goroutines share it. Fields without a lock or
+// an atomic type are constant after newWorld.
 type world struct {
 	file    File // as it is run: with a sample's numbers
 	log     *slog.Logger
@@ -250,16 +269,19 @@ type world struct {
 
 	peerBlobs, peerBytes, zoneBytes, served, servedBytes atomic.Int64
 
+	// mu guards the fields below.
 	mu      sync.Mutex
 	rng     *rand.Rand
-	retired engines // counters of engines that have ended
-	trouble []string
-	errs    []error
+	retired engines  // counters of engines that have ended
+	trouble []string // background errors, for the report
+	errs    []error  // errors of faults, which fail the run
 }
 
 // clusterName is the cluster's name.
 const clusterName = "simulated"
 
+// newWorld makes the nodes and the network, without starting anything. The order of the
+// resources is that of the functions storeOut to zoneIn below.
 func newWorld(file *File, datasets map[string]*made, prices *object.Prices, log *slog.Logger) *world {
 	w := &world{
 		file: *file, log: log, prices: prices, bucket: newFarBucket(file.Bucket, prices), began: time.Now(), byID: map[string]*node{}, shared: memshared.New(),
@@ -294,6 +316,7 @@ func newWorld(file *File, datasets map[string]*made, prices *object.Prices, log 
 	}
 	limited(file.Bucket.BytesPerS)
 	w.network = newNetwork(resources)
+	// A disk without a rate takes no time.
 	for i := range int(file.Nodes.Count) {
 		disk := func(rate float64) *server {
 			if rate <= 0 {
@@ -311,6 +334,7 @@ func newWorld(file *File, datasets map[string]*made, prices *object.Prices, log 
 	return w
 }
 
+// orInf returns a rate, and infinity for a rate of 0, which means no limit.
 func orInf(rate float64) float64 {
 	if rate <= 0 {
 		return math.Inf(1)
@@ -318,7 +342,8 @@ func orInf(rate float64) float64 {
 	return rate
 }
 
-// Ends and resources of the network.
+// These are the numbers of ends and resources of the network. An end is a node by its
+// index, the store, or the bucket.
 func (w *world) storeEnd() int32        { return int32(len(w.nodes)) }
 func (w *world) storeOut() int32        { return 0 }
 func (w *world) bucketEnd() int32       { return int32(len(w.nodes) + 1) }
@@ -331,6 +356,8 @@ func (w *world) zoneIn(zone int) int32  { return w.zoneOut(zone) + 1 }
 func (w *world) apart(a, b *node) bool  { return a.zone != b.zone }
 func (w *world) since() time.Duration   { return time.Since(w.began) }
 func (w *world) at(s float64) time.Time { return w.began.Add(seconds(s)) }
+
+// later returns when a message that is sent now arrives at another node.
 func (w *world) later(a, b *node) time.Time {
 	ms := w.file.Network.LatencyMS
 	if w.apart(a, b) {
@@ -368,7 +395,7 @@ func (w *world) failed(err error) {
 	}
 }
 
-// chance draws a time below d.
+// chance returns a random time below d.
 func (w *world) chance(d time.Duration) time.Duration {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -396,7 +423,8 @@ func (w *world) announce(ctx context.Context, nodes []*node) error {
 	return nil
 }
 
-// leases is the shared storage as one node has it: a stalled node writes nothing.
+// leases is the shared storage as one node sees it. A stalled node writes nothing, so
+// that its lease expires.
 type leases struct {
 	*memshared.Shared
 	node *node
@@ -418,13 +446,14 @@ func (s leases) RemoveLease(ctx context.Context, cluster, id string) error {
 	return s.Shared.RemoveLease(ctx, cluster, id)
 }
 
-// layouts caches computed layouts for all nodes, because each is the same wherever it is computed.
+// layouts caches layouts that nodes have computed. All nodes would compute the same ones.
 type layouts struct {
 	mu    sync.Mutex
 	known map[string]*layout.Layout
 	order []string
 }
 
+// of returns the layout of a record. It keeps the last 256.
 func (s *layouts) of(r layout.Record) (*layout.Layout, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -449,6 +478,7 @@ type cuts struct {
 	ways map[[2]*node]chan struct{} // closed when a pair is connected again
 }
 
+// is reports whether the traffic between a pair is cut, in that direction.
 func (c *cuts) is(from, to *node) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -472,6 +502,7 @@ func (c *cuts) wait(ctx context.Context, from, to *node) error {
 	}
 }
 
+// cut cuts the traffic in one direction. A pair that is cut already stays so.
 func (c *cuts) cut(from, to *node) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -480,6 +511,7 @@ func (c *cuts) cut(from, to *node) {
 	}
 }
 
+// mend connects a pair again, and wakes those that wait.
 func (c *cuts) mend(from, to *node) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -489,7 +521,8 @@ func (c *cuts) mend(from, to *node) {
 	}
 }
 
-// byTime are the faults in the order in which they happen.
+// byTime returns the faults in the order in which they happen. Faults of one time keep
+// their order in the file.
 func byTime(faults []Fault) []Fault {
 	list := slices.Clone(faults)
 	slices.SortStableFunc(list, func(a, b Fault) int {
@@ -539,7 +572,8 @@ type moment struct {
 	do func() error
 }
 
-// momentsOf returns the events of a fault: its beginning and, if it passes, its end.
+// momentsOf returns the events of a fault: its beginning and, if it has a duration, its
+// end.
 func (w *world) momentsOf(x Fault) []moment {
 	at, end := w.at(x.AtS), w.at(x.AtS+x.ForS)
 	moments := func(begin, finish func() error) []moment {
@@ -548,6 +582,7 @@ func (w *world) momentsOf(x Fault) []moment {
 		}
 		return []moment{{at, begin}, {end, finish}}
 	}
+	// Two faults of this kind may overlap, so that each multiplies and divides.
 	if x.Kind == StoreSlow {
 		slow := func(f float64) func() error {
 			return func() error {
