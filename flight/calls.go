@@ -41,8 +41,8 @@ type call struct {
 
 	conn     *wire.Conn // its connection, or nil; set before the handler runs
 	lane     *wire.Lane // of conn, or nil; set before the handler runs
-	observer Observer   // or nil, likewise
-	span     trace.Span // or nil, likewise
+	observer Observer   // may be nil; set before the handler runs
+	span     trace.Span // nil if the call is not traced; set before the handler runs
 
 	// These counters only grow. Streams update them without the registry's mutex, because
 	// they do so for each batch.
@@ -61,10 +61,10 @@ type call struct {
 	kind, plan string         // given to beginStream, "" before; guarded by registry.mu
 	streamed   bool           // beginStream has been called; guarded by registry.mu
 	streaming  bool           // counts towards MaxStreams; guarded by registry.mu
-	access     catalog.Access // what the rules let it do; guarded by registry.mu
+	access     catalog.Access // the latest decision about its rights; guarded by registry.mu
 	reads      bool           // its read is in the audit log; guarded by registry.mu
 	billed     billed         // the part of its usage that is in the book; guarded by registry.mu
-	action     string         // what DoAction was asked for; guarded by registry.mu
+	action     string         // the name of the action of DoAction; guarded by registry.mu
 	cause      error          // why it was killed; guarded by registry.mu, fixed once killed is closed
 }
 
@@ -100,7 +100,7 @@ type registry struct {
 	draining error         // why no call of the Flight service may begin; guarded by mu
 	ended    chan struct{} // closed and replaced whenever a call ends; guarded by mu
 	totals   totals        // of calls that ended; guarded by mu
-	tenants  tenants       // likewise; guarded by mu
+	tenants  tenants       // of calls that ended, by tenant; guarded by mu
 }
 
 // peerCalls counts the running calls of one address. It is guarded by registry.mu.

@@ -276,7 +276,7 @@ func (w *Writer) WriteRefs(ctx context.Context, split string, ids []schema.ID, m
 // unproven counts the blobs of an object set that have no checksum.
 type unproven struct {
 	schema.Unproven
-	seen map[schema.Sum]struct{} // keys of counted blobs: what is in the place of their checksum
+	seen map[schema.Sum]struct{} // keys of counted blobs: they have a key instead of a checksum
 }
 
 // count counts a blob without a checksum, once for all rows that name it.

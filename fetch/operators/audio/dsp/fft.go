@@ -2,9 +2,9 @@
 // resampling, decibels.
 //
 // Its results are equal bit for bit on every CPU. Products are rounded before they are
-// added (an explicit conversion prevents compilers from fusing the two), sums have a
-// fixed order, and functions that Go's math package implements in assembly on some CPUs
-// are implemented here.
+// added: an explicit conversion prevents compilers from fusing the two. Sums have a fixed
+// order. Functions that Go's math package implements in assembly on some CPUs are
+// implemented here.
 //
 // The package knows neither files nor requests, and starts no goroutine.
 package dsp

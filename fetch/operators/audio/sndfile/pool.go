@@ -121,8 +121,8 @@ func (l *pool) close() {
 }
 
 // decode is Decode. A process may have been killed for another reason, even before it had
-// the file. So a new process gets the file once more. A process that dies with the second,
-// fresh attempt died of the file: ErrDied.
+// the file. So a new process gets the file once more. If that one ends too, the file is at
+// fault: ErrDied.
 func (l *pool) decode(ctx context.Context, file []byte, q request, out [][]float32) (int, time.Duration, error) {
 	q.Bytes, q.Channels, q.Frames = int64(len(file)), int64(len(out)), int64(len(out[0]))
 	took := l.patience + time.Duration(q.Frames*q.Channels)*time.Second/slowest
