@@ -13,7 +13,7 @@
 //
 // Begin with New in console.go. session.go decides who may see what, sampler.go sends
 // live statistics, query.go and summary.go answer requests for data, and link.go connects
-// them to the server. but in memory.
+// them to the server.
 package console
 
 import (

@@ -143,7 +143,7 @@ const (
 	// members that follow come with it.
 	windowBytes = 4 << 10
 	// largeMember is the size in bytes from which members in a bucket are skipped. About
-	// as much is read in the time of a request. is read.
+	// as much is read in the time of a request.
 	largeMember = 1 << 20
 )
 
