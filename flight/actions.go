@@ -170,9 +170,9 @@ func splitsOf(v *catalog.View, ranges bool) []splitInfo {
 	return out
 }
 
-// list sends the newest snapshot of each dataset that exists for the caller. It reads only
-// the record of each snapshot: a listing of many datasets could not afford more. Therefore
-// splits have no positions here.
+// list sends the newest snapshot of each dataset that exists for the caller. Unless a rule
+// hides rows, it reads only the record of each snapshot: a listing of many datasets could
+// not afford more. Therefore splits have no positions here.
 func (s actionHandler) list(ctx context.Context, b []byte, send func([]byte) error) error {
 	filter, err := parseFilter("body", b)
 	if err != nil {

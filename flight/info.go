@@ -329,7 +329,7 @@ func (s infoHandler) ListFlights(c *flight.Criteria, stream flight.FlightService
 		for _, split := range v.Splits {
 			paths = append(paths, []string{name, split.Name})
 		}
-		// A snapshot without splits is listed as a whole.
+		// A snapshot without visible splits is listed as a whole.
 		if len(paths) == 0 {
 			paths = append(paths, []string{name})
 		}

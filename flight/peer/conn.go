@@ -95,7 +95,7 @@ type Conn struct {
 
 	// Fields of the receiving goroutine.
 	in      *bufio.Reader
-	vectors *vectorReader // nil with TLS, and on systems without readv
+	vectors *vectorReader // only on the asking side without TLS, on systems with readv
 	left    int           // unread bytes of the current message
 	message []byte        // the result of the last Receive
 

@@ -117,6 +117,7 @@ func Parse(d *flight.FlightDescriptor) (Request, error) {
 
 // check returns a schema.FieldError for the first wrong field.
 func (p *Command) check() error {
+	// Lists are bounded first: later checks are linear in them.
 	for field, n := range map[string]int{"put.blobs": len(p.Blobs), "put.media": len(p.Media),
 		"put.drop_columns": len(p.DropColumns)} {
 		if n > schema.MaxColumns {
@@ -221,6 +222,7 @@ type expectedCommit struct {
 // stream's callbacks.
 func expectCommit(put *Command, in *Incoming) *expectedCommit {
 	e := &expectedCommit{byMessage: put.Commit == commitByMessage}
+	// A message with metadata only is the commit, if the command requires one.
 	in.onMetadata = func(b []byte) error {
 		if !e.byMessage {
 			return nil // metadata without rows has no meaning here
@@ -239,6 +241,7 @@ func expectCommit(put *Command, in *Incoming) *expectedCommit {
 		}
 		return nil
 	}
+	// A batch after the commit would change the number of rows that was agreed on.
 	in.onData = func() error {
 		if e.message != nil {
 			return &schema.FieldError{Field: "stream", Got: "a batch after the commit", Want: "its end"}
@@ -267,6 +270,7 @@ func (e *expectedCommit) check(rows int64) error {
 // like sets the blob columns of the command. An existing column of the dataset keeps its
 // kind. A new column gets the kind that it would have in a new dataset.
 func (p *Command) like(base, in *arrow.Schema) error {
+	// The command's own list is replaced, because newUpload reads the blob columns from it.
 	named := p.Blobs
 	p.Media = maps.Clone(p.Media)
 	if p.Media == nil {

@@ -89,6 +89,7 @@ func (in *Incoming) turnOf(n int, f func(*admission.Turn) error) error {
 
 // Descriptor returns the descriptor of the first message. It is called before Batches.
 func (in *Incoming) Descriptor() (*flight.FlightDescriptor, error) {
+	// The descriptor is needed before the schema, so the message is kept for recv.
 	first, err := in.stream.Recv()
 	if errors.Is(err, io.EOF) {
 		return nil, &schema.FieldError{Field: "stream", Got: "no message", Want: "a descriptor in the first one"}
@@ -139,6 +140,7 @@ func (in *Incoming) Batches() (*Batches, error) {
 	if err != nil {
 		return nil, err
 	}
+	// The schema outlives its message, so kept accounts for it.
 	s, dictionaries, err := ipc.DecodeSchema(fd.DataHeader, schemaLimits, in.kept)
 	if err != nil {
 		return nil, refused(err)
@@ -258,6 +260,7 @@ func (in *Incoming) wanted(job *fetch.Job, rec *ipc.Batch) (positions []int64, w
 	if err := rowsTake(in.lease, rec.Rows, positionCost); err != nil {
 		return nil, nil, err
 	}
+	// A position is checked at once. Ids are looked up later, all together.
 	col := rec.Columns[0]
 	switch name := rec.Schema.Field(0).Name; {
 	case name == schema.PositionColumn:

@@ -56,6 +56,7 @@ func countsOf(a ingest.Altered) alterCounts {
 // control slows it down. The order of checks matters: the form of the stream comes before
 // the rights, and the rights before anything that reads the dataset.
 func (p *putting) rows(ctx context.Context, put *Command) (err error) {
+	// The callbacks are set before messages are read, because recv calls them.
 	commit := expectCommit(put, p.in)
 	batches, err := p.in.Batches()
 	if err != nil {
@@ -78,6 +79,7 @@ func (p *putting) rows(ctx context.Context, put *Command) (err error) {
 	if up.first, err = p.rowsBefore(ctx, put, mode); err != nil {
 		return err
 	}
+	// The right to write was checked before the first row is read.
 	w, err := p.cat.Ingest(ctx, ingest.Options{
 		Dataset: put.Dataset, Split: put.Split, Source: put.Source, Schema: up.schema, Mode: mode, Mem: p.in.Mem,
 		Drop: put.DropColumns,
@@ -94,6 +96,7 @@ func (p *putting) rows(ctx context.Context, put *Command) (err error) {
 		}
 	}()
 
+	// Blobs are stored while they arrive. They become visible by the commit only.
 	ack, err := p.storeBatches(ctx, up, batches, w)
 	if err != nil {
 		return err
@@ -105,6 +108,7 @@ func (p *putting) rows(ctx context.Context, put *Command) (err error) {
 	if err != nil {
 		return err
 	}
+	// Notes come before the last result, so that a client that reads to the end sees them.
 	for _, note := range w.Notes() {
 		if err := p.out.Add(noteAck{note}); err != nil {
 			return err
@@ -199,6 +203,7 @@ const keptPositionCost = 24
 // selection collects positions and saves them. It bounds them by the rows of the snapshot
 // that the caller sees: more can only be repetitions.
 func (p *putting) selection(ctx context.Context, cmd *Selection) error {
+	// Positions are checked by a job, which knows the rows that the caller sees.
 	req := cmd.Request()
 	req.Columns = []string{schema.PositionColumn}
 	job, err := p.cat.Open(ctx, req, policy.Read)
@@ -233,6 +238,7 @@ func (p *putting) selection(ctx context.Context, cmd *Selection) error {
 		positions = append(positions, more...)
 		p.in.Moved.Count(len(more), 0)
 	}
+	// The selection belongs to the snapshot that was opened, also if a tag has moved since.
 	snapshot := job.Request().Snapshot
 	name, err := p.cat.SaveSelection(ctx, job, positions)
 	if err != nil {
@@ -256,6 +262,7 @@ func (p *putting) altered(ctx context.Context, put *Command, batches *Batches,
 	if err != nil {
 		return err
 	}
+	// The schema of the rows decides which columns change; the command only names the key.
 	missing, err := ingest.ParseMissing(put.Missing)
 	if err != nil {
 		return err

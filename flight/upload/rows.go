@@ -70,6 +70,8 @@ type rowWriter interface {
 // share the memory of the record.
 func (r *uploadedRows) write(ctx context.Context, w rowWriter) error {
 	for _, run := range r.runs {
+		// The slices share the memory of the batch; only the headers of the columns are
+		// new.
 		meta := r.meta.NewSlice(int64(run.start), int64(run.end))
 		blobs := make([][][]byte, len(r.blobs))
 		for c := range blobs {
@@ -94,6 +96,7 @@ func (u *upload) splits(columns []arrow.Array, n int) ([]run, error) {
 	if u.splitFrom == nil {
 		return []run{{u.split, 0, n}}, nil
 	}
+	// Neighbouring rows of one split make one run, so a sorted upload has few runs.
 	at, err := u.text(columns, *u.splitFrom)
 	if err != nil {
 		return nil, err
@@ -134,6 +137,7 @@ func (u *upload) rows(mem memory.Allocator, lease *wire.Lease, rec *ipc.Batch, f
 			r.release()
 		}
 	}()
+	// Dictionaries are decoded first: all later code sees plain values.
 	columns := make([]arrow.Array, len(rec.Columns))
 	for i := range columns {
 		if columns[i], err = r.values(rec.Columns[i]); err != nil {
@@ -142,6 +146,7 @@ func (u *upload) rows(mem memory.Allocator, lease *wire.Lease, rec *ipc.Batch, f
 	}
 	n := rec.Rows
 
+	// Then the metadata columns, in the order of the dataset's schema.
 	meta := make([]arrow.Array, len(u.metaFrom))
 	for i, from := range u.metaFrom {
 		if meta[i], err = r.child(columns, from); err != nil {
@@ -150,6 +155,7 @@ func (u *upload) rows(mem memory.Allocator, lease *wire.Lease, rec *ipc.Batch, f
 	}
 	r.meta = array.NewRecord(u.meta, meta, int64(n))
 
+	// Then the blobs. Binary values are not copied: their bytes are the message's.
 	r.blobs = make([][][]byte, len(u.blobFrom))
 	for c, from := range u.blobFrom {
 		at, err := u.text(columns, from)
@@ -179,6 +185,7 @@ func (u *upload) rows(mem memory.Allocator, lease *wire.Lease, rec *ipc.Batch, f
 	if r.runs, err = u.splits(columns, n); err != nil {
 		return nil, err
 	}
+	// Rows that find existing ones by another column need no ids.
 	if u.found && u.id == nil {
 		return r, nil
 	}
@@ -203,6 +210,7 @@ func (r *uploadedRows) values(a arrow.Array) (arrow.Array, error) {
 
 // metaBytes returns the size of the metadata columns.
 func (r *uploadedRows) metaBytes() int64 {
+	// Children are counted as well: lists and structs have their values there.
 	var sum int64
 	var add func(d arrow.ArrayData)
 	add = func(d arrow.ArrayData) {
@@ -291,6 +299,7 @@ func (u *upload) ids(columns []arrow.Array, n int, first int64, turn *admission.
 		}
 		return out, nil
 	}
+	// Without a column of ids each id is derived from the row's key.
 	at, err := u.keys(columns, first)
 	if err != nil {
 		return nil, err
