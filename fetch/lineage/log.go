@@ -312,9 +312,9 @@ func (l *Log) dropLocked() error {
 }
 
 // append adds records to one file. If from is nil, they begin a piece in the current
-// file. Else they continue a piece: from has to be the current file, because a piece is
-// stored in one file, and the error is errMoved if it is not. append returns the file and
-// the offset of the records. make gets the number that a new piece would have.
+// file. Otherwise they continue a piece. A piece is stored in one file, so if from is not
+// the current file, the error is errMoved. append returns the file and the offset of the
+// records. The function make gets the number that a new piece would have.
 func (l *Log) append(from *segment, make func(piece uint32) []byte) (s *segment, at int64, err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

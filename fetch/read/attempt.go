@@ -192,8 +192,9 @@ const (
 	// gain nothing.
 	hedgeLeast  = 20 * time.Millisecond
 	hedgeFactor = 1.5
-	// A read without an answer for silenceFactor times the recent p95, and at least silenceLeast, is attempted again
-	// even if no hedges are left, and after twice that time once more: its server may have died without closing the
+	// If a read has no answer for silenceFactor times the recent p95, and at least
+	// silenceLeast, it is attempted again, even if no hedges are left. After twice that
+	// time it is attempted once more. Its server may have died without closing the
 	// connection.
 	silenceFactor = 8
 	silenceLeast  = time.Second

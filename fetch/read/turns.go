@@ -161,8 +161,9 @@ func (r *Reader) beginLocked(q *queued, class int) admission.Taken {
 	}
 }
 
-// takeLocked gives a worker what to read next: an attempt that is due, or else the next requests: one read that may
-// take long, several that a tier serves together, or a run of some that are likely to take no time.
+// takeLocked gives a worker its next reads: an attempt that is due, or else the next
+// requests. These are one read that may take long, several that a tier serves together,
+// or a run of some that are likely to take no time.
 func (r *Reader) takeLocked(w *worker) {
 	r.forgetFreedLocked()
 	w.run, w.quick, w.gathers = w.run[:0], false, false
@@ -231,8 +232,9 @@ type Want struct {
 	// Trace is the stream's; nil if it is not traced.
 	Trace *Trace
 	Token Token
-	// Here says that no other node is asked: the blob is for one of them, and two nodes that consider each other the
-	// owner would wait for each other; or the blob has no place, so that another node would not cache it.
+	// Here says that no other node is asked. One reason is that the blob is for another
+	// node: two nodes that consider each other the owner would wait for each other. The
+	// other is that the blob has no place, so that another node would not cache it.
 	Here bool
 	// Late says that the receiver verifies blobs that are unchecked ([schema.Blob.Unchecked]) by the reference, and
 	// reads a wrong one with [Reader.GetAt].

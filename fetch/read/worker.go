@@ -13,8 +13,9 @@ const (
 	// maxIdle is how many goroutines wait when there is nothing to read. A new goroutine has a small stack, and
 	// growing it costs more than most of a read that hits.
 	maxIdle = 256
-	// runLength is how many reads of a tier that answers at once a worker takes together, and runBytes about how many
-	// bytes: few enough that the first outcome is not delivered much later than it came.
+	// runLength is how many reads of a tier that answers at once a worker takes together,
+	// and runBytes about how many bytes. They are small, so that the first outcome is not
+	// delivered much later than it came.
 	runLength = 16
 	runBytes  = 1 << 20
 	// gatherBytes is about how many bytes a worker requests together from a tier that serves cells together.

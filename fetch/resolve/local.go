@@ -309,11 +309,11 @@ func (s *sharing) keep(k shareKey, x *stepShare) {
 	s.kept[k], s.order = x, append(s.order, k)
 }
 
-// Shared returns the assignment of a step's rows. The sample at place at of the epoch's
-// order, in [lo, hi) of plan.Share, is the one at index start + rows[at-start], where
-// start is the first index of the step. nil means the plan's own order. Shared reads keys
-// from the manifest for those rows of the step that no earlier call has read. offset
-// counts epochs from the job's own. The caller must not change the slice.
+// Shared returns the assignment of a step's rows; nil is the plan's own order. Let start
+// be the first index of the step, and at a place of the epoch's order, in [lo, hi) of
+// plan.Share. The sample at that place is the one at index start + rows[at-start]. Shared
+// reads keys from the manifest for those rows of the step that no earlier call has read.
+// offset counts epochs from the job's own. The caller must not change the slice.
 func (j *Job) Shared(ctx context.Context, offset, step int64) ([]int32, error) {
 	rows, ok := j.TryShared(offset, step)
 	if ok {

@@ -482,8 +482,8 @@ func (rv *Resolver) lengths(ctx context.Context, snap *openSnapshot, within *sch
 }
 
 // measured returns the lengths of a snapshot's samples by a column, with a hold for the
-// caller. ordinal is that of a blob column, or the index of another column. what is the
-// request's field, for errors.
+// caller. The ordinal is that of a blob column, or the index of another column. The text
+// what is the request's field, for errors.
 func (rv *Resolver) measured(ctx context.Context, snap *openSnapshot, what, name string, blob bool,
 	ordinal int) (*result, error) {
 	return rv.derive(ctx, snap.key, fmt.Sprintf("lengths\x00%t\x00%d", blob, ordinal), snap,

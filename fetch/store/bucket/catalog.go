@@ -154,6 +154,7 @@ func (p *seenPartitions) forget(name string) {
 func (d database) Partitions(ctx context.Context) ([]string, error) {
 	var names []string
 	err := d.s.list(ctx, dirCatalog, func(name string, _ object.Info) error {
+		// A partition without rows is listed as well, which does no harm.
 		names = append(names, name)
 		return nil
 	})
@@ -260,6 +261,7 @@ func (d database) Swap(ctx context.Context, name string, version int64, change p
 	within, cancel := context.WithTimeout(ctx, swapWithin)
 	defer cancel()
 	info, outcome, err := s.bucket.Put(within, s.key(dirCatalog+name), body, condition)
+	// The object may have changed, whatever the answer is.
 	s.partitions.forget(name)
 	// Only an answer that names the object's new version may be cached.
 	switch outcome {

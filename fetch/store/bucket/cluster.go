@@ -152,6 +152,7 @@ func (s *Store) Leases(ctx context.Context, cluster string) (map[string][]byte, 
 	prefix, there := s.key(under), map[string]bool{}
 	for i, info := range listed {
 		there[info.Key] = true
+		// An id that cannot be unescaped was not written by this program.
 		id, err := url.PathUnescape(strings.TrimPrefix(info.Key, prefix))
 		if err == nil && values[i] != nil && !values[i].lapsed(info, s) {
 			found[id] = values[i].Value

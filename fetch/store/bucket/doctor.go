@@ -117,6 +117,7 @@ func (s *Store) examineVersions(f *store.Findings, info object.Info) {
 			"the bucket keeps versions: what collections remove is still paid for, and so is each earlier state of the catalog")
 	}
 	if !strings.HasPrefix(s.bucket.URL(), "file://") {
+		// Reading lifecycle rules needs rights that a store does not need otherwise.
 		f.OK(checkLifecycle, "not looked at: no rule may expire or archive objects under %s; segments are never rewritten, and are "+
 			"needed until a collection removes them. Bowstring leaves no unfinished uploads", s)
 	}
@@ -143,6 +144,7 @@ func (s *Store) examineCatalog(ctx context.Context, f *store.Findings) {
 			f.Problem(checkCatalog, "bowstring store rebuild "+s.String(), "%v", err)
 			continue
 		}
+		// Only a dataset with snapshots would lose anything without a copy.
 		if snaps, err := protocol.Snapshots(name, p.Rows); name != protocol.Control && err == nil && len(snaps) > 0 && !copies[name] {
 			without++
 		}

@@ -95,6 +95,7 @@ func (s *Store) make(ctx context.Context) error {
 
 // makeDirectory creates the directory of a file URL. Only the owner may read it.
 func makeDirectory(path string) error {
+	// file://localhost/DIR is the same as file:///DIR.
 	path, err := url.PathUnescape(strings.TrimPrefix(path, "localhost"))
 	if err != nil {
 		return fmt.Errorf("%w: %w", schema.ErrInvalid, err)

@@ -497,6 +497,8 @@ func (s *Store) forget(ctx context.Context, dir string, after time.Duration) err
 		}
 		return nil
 	})
+	// Objects are deleted after the list, so that the list does not change while it is
+	// read.
 	for _, key := range gone {
 		if err == nil {
 			err = s.again(ctx, func(ctx context.Context) error { return s.bucket.Delete(ctx, key) })

@@ -241,8 +241,9 @@ func (a *arena) keep(least int64) int64 {
 	return max(n+min(n, a.spare), a.ready)
 }
 
-// unused returns the mapping of an unused slab of that size: one that was touched in advance, or, if the limit of
-// mapped memory is reached, the slab of another class that has been idle longest. It returns nil if there is none.
+// unused returns the mapping of an unused slab of that size; nil if there is none. It
+// prefers memory that was touched in advance. If the limit of mapped memory is reached,
+// it takes the slab of another class that has been idle longest.
 func (a *arena) unused(size int64) []byte {
 	if last := len(a.touched) - 1; last >= 0 && size == smallSlab {
 		mapping := a.touched[last]

@@ -12,8 +12,8 @@ import (
 	"bowstring/schema"
 )
 
-// crowd is a store on a mock, with blobs and so many reads in flight that each further
-// read may join a statement.
+// crowd is a store on a mock, with blobs. Enough reads are in flight that each further
+// one may join a statement.
 type crowd struct {
 	*Store
 	t     *testing.T

@@ -20,9 +20,10 @@ const (
 		"VALUES (?, ?, ?, ?, ?)"
 )
 
-// A cell of a foreign table is a blob whose key is not the hash of its content but its address (schema.AddressKey),
-// with a prefix of the SHA-256 of the names of the table and columns. The probability that a content hash begins with
-// a given registered prefix is 2^-96.
+// A cell of a foreign table is a blob whose key is its address (schema.AddressKey), and
+// not the hash of its content. The address begins with a prefix of the SHA-256 of the
+// names of the table and columns. The probability that a content hash begins with a given
+// registered prefix is 2^-96.
 const prefixLen = 12
 
 // foreignTable is a blob column of another program's table. It is immutable.

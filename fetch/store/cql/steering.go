@@ -261,9 +261,9 @@ func (s *selected) Mark(err error) {
 	}
 }
 
-// begin determines the order of hosts for an attempt: replicas in the order of the ring
-// from the attempt's own on, then those from which this read was moved away, then what
-// the driver proposes, and silent hosts last.
+// begin determines the order of hosts for an attempt. First come the replicas in the
+// order of the ring, from the attempt's own on, and then those from which this read was
+// moved away. Then follows the order of the driver, and silent hosts come last.
 func (r *route) begin(st *steering, read *reading, q gocql.ExecutableQuery) {
 	*r = route{steering: st, read: read, attempt: r.attempt, draw: r.draw, query: inOrder{q}}
 	r.asked.route = r

@@ -81,9 +81,10 @@ const (
 	// MB/s. They also begin with 32 times TCP's initial window together, which saves five doublings, each a round
 	// trip, of a slow start.
 	mostConns = 32
-	// A near host gets fewer, because each connection costs: the driver keeps buffers of up to 1 MiB per connection
-	// and CPU, and allocates those again that were not used between two garbage collections. connPer is the part of a
-	// node's answer time that justifies one connection.
+	// A near host gets fewer, because each connection costs memory. The driver keeps
+	// buffers of up to 1 MiB per connection and CPU, and allocates those again that were
+	// not used between two garbage collections. connPer is the part of a node's answer
+	// time that justifies one connection.
 	connPer               = time.Millisecond
 	nearConns             = 4
 	nearConnsPerProcessor = 2

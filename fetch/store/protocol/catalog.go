@@ -221,9 +221,10 @@ func (s *Store) Drop(ctx context.Context, dataset string, number int64) error {
 	return nil
 }
 
-// drop marks snapshots as dropped in one edit, with all that depends on them: selections always,
-// runs only with the whole dataset. missing says that there was nothing to drop; after a swap with
-// a lost answer it stays false, as the snapshot may have been dropped by that swap.
+// drop marks snapshots as dropped in one edit, with all that depends on them: selections
+// always, runs only with the whole dataset. missing says that there was nothing to drop.
+// After a swap with a lost answer it stays false, because that swap may have dropped the
+// snapshot.
 func (s *Store) drop(d *datasetState, number int64, e *edit) (missing bool, err error) {
 	live := d.live()
 	if len(live) == 0 || number != 0 && !slices.Contains(live, number) {

@@ -125,10 +125,10 @@ func (in *Ingest) put(ctx context.Context, ref schema.BlobRef, data []byte) erro
 	return nil
 }
 
-// touch marks a blob as wanted in the epoch of g. there reports whether it is stored with
-// the right size. keep reports whether a put may rely on the stored bytes: only if they
-// were written since the last collection that may still delete began. began is for a
-// planted mistake.
+// touch marks a blob as wanted in the epoch of g. The result there reports whether the
+// blob is stored with the right size. keep reports whether a put may rely on the stored
+// bytes: only if they were written since the last collection that may still delete began.
+// The parameter began is for a planted mistake.
 func (s *Store) touch(ctx context.Context, g *generation, began Epoch,
 	ref schema.BlobRef) (there, keep bool, err error) {
 	var old BlobRow
