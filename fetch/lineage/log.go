@@ -266,7 +266,7 @@ func (l *Log) syncFull() {
 		if file == nil {
 			return
 		}
-		if err := l.sync(file); err != nil && !errors.Is(err, os.ErrClosed) { // ErrClosed: the file was the oldest, and was removed
+		if err := l.sync(file); err != nil && !errors.Is(err, os.ErrClosed) { // ErrClosed: it was removed
 			l.failed(err)
 		}
 	}

@@ -143,7 +143,7 @@ func (l *fileSearch) take(rec *record) error {
 		}
 		if p != nil {
 			p.Rows += rows
-			p.steps = append(p.steps, moved{slices.Clone(rec.body), rec.count}) // a copy: a slice would keep the whole file in memory
+			p.steps = append(p.steps, moved{slices.Clone(rec.body), rec.count}) // not all of the file
 			return l.kept(int64(len(rec.body)) + stepBytes)
 		}
 	case kindFaults:

@@ -29,7 +29,7 @@ type openSnapshot struct {
 	splits   map[string]plan.Selection // selections of splits that were used; guarded by splitsMu
 
 	believed time.Time     // until when the snapshot counts as existing without asking the catalog; guarded by cache.mu
-	newest   time.Time     // begin of the last question to which the catalog named it as the newest; guarded by cache.mu
+	newest   time.Time     // when the catalog was last asked and named it as the newest; guarded by cache.mu
 	refs     int           // holds of jobs, streams and batches; guarded by cache.mu
 	idle     *list.Element // in cache.idle while refs is 0; guarded by cache.mu
 }

@@ -8,9 +8,9 @@ import (
 	"unsafe"
 )
 
-// TestBuffersCount takes and gives back buffers of all sizes at random, with memory that was touched ahead and memory to
-// spare, while periods end: none overlaps another, what the arena counts is what there is, and no more stays mapped than
-// may.
+// TestBuffersCount takes and releases buffers of all sizes at random, while periods end,
+// with memory that was touched in advance and with spare memory. No buffer overlaps
+// another, the arena's counts are right, and no more stays mapped than is allowed.
 func TestBuffersCount(t *testing.T) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)

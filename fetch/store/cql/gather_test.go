@@ -291,8 +291,9 @@ func TestGatherNot(t *testing.T) {
 	})
 }
 
-// filled waits until the driver has filled its pools. One that it fills for shards must not be closed meanwhile: what it
-// looks at then is written without the lock that it holds.
+// filled waits until the driver has filled its pools. A pool that is being filled for
+// shards must not be closed: the driver then reads fields that are written without its
+// lock.
 func filled() {
 	stacks := make([]byte, 1<<20)
 	for bytes.Contains(stacks[:runtime.Stack(stacks, true)], []byte("(*hostConnPool).fill")) {
