@@ -95,6 +95,7 @@ func (c *AlterCmd) check() error {
 // samples with the keys of the file instead. On an error the dataset is unchanged,
 // because only finish commits the upload.
 func (c *AlterCmd) byRows(ctx context.Context, app *App) (out altered, err error) {
+	// The dataset must exist, so that no store is created.
 	client, err := app.connect(ctx, false)
 	if err != nil {
 		return out, err
@@ -107,6 +108,7 @@ func (c *AlterCmd) byRows(ctx context.Context, app *App) (out altered, err error
 			err = errors.Join(err, client.Close())
 		}
 	}()
+	// Names of columns and their types come from the newest snapshot.
 	now, err := describe(ctx, client, datasetRef{Name: c.Dataset})
 	if err != nil {
 		return out, err
@@ -154,6 +156,7 @@ func (a *altered) print(app *App) error {
 	} else {
 		fmt.Fprintf(&b, "%s: unchanged, snapshot %d", a.Dataset, a.Snapshot)
 	}
+	// Counts of 0 are left out, because most alterations do one thing.
 	for _, part := range []struct {
 		n    int64
 		what string

@@ -71,6 +71,7 @@ func (c *AttachCmd) isTable(addr string) bool {
 
 // Run attaches the data that the arguments name.
 func (c *AttachCmd) Run(ctx context.Context, app *App) error {
+	// An attachment writes to the store itself: no server can do it.
 	addr, err := app.ownStore("attach")
 	if err != nil {
 		return err
@@ -100,6 +101,7 @@ func (c *AttachCmd) attach(ctx context.Context, app *App, store *cql.Store) erro
 		Dataset: cmp.Or(c.Dataset, c.From[strings.IndexByte(c.From, '.')+1:]), Data: c.From, Metadata: c.Metadata, Columns: c.Columns,
 		Split: c.Split, SplitColumn: c.SplitColumn, Media: c.Media,
 		Append: c.Mode == "append", Replace: c.Mode == "replace", SkipExisting: c.SkipExisting, Workers: c.Workers,
+		// Rows and bytes are exact; Done is the share of the token ring.
 		Progress: func(r cql.AttachReport) {
 			bar.Describe(fmt.Sprintf("%s, %s", plural(r.Rows, "row"), humanize.IBytes(uint64(r.Bytes))))
 			_ = bar.Set(int(r.Done * 1000)) // an error of the bar stops nothing

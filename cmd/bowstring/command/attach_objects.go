@@ -232,6 +232,7 @@ type attachment struct {
 func (a *attachment) findBase(ctx context.Context) (err error) {
 	a.base, err = a.store.Snapshot(ctx, a.cmd.Dataset, 0)
 	switch {
+	// Without --update, a dataset that does not exist will be created.
 	case errors.Is(err, schema.ErrNotFound) && !a.cmd.Update:
 		return nil
 	case err != nil:
@@ -314,6 +315,7 @@ func (a *attachment) run(ctx context.Context, app *App) (err error) {
 	if err != nil {
 		return err
 	}
+	// From here on the summary has the time of the whole command, findBase included.
 	sum := newSummary(c.Dataset, &c.ReadFlags, src, reader.Schema())
 	sum.verb, sum.begun = verb{"attach", "attaches", "attached"}, a.begun
 	if a.rows != nil {
@@ -357,6 +359,7 @@ func (a *attachment) writeIndexes(ctx context.Context, app *App, files *source.F
 			if err := files.WriteIndex(ctx, tar, kind, &index); err != nil {
 				return fmt.Errorf("the dataset is attached; index of %s: %w", source.Quoted(tar), err)
 			}
+			// The index is next to the tar, where its readers look for it.
 			name := kind.Name(tar)
 			_, outcome, err := files.Bucket().Put(ctx, name, index.Bytes(), object.Condition{Absent: true})
 			switch {
@@ -390,6 +393,8 @@ func (a *attachment) open(ctx context.Context, app *App) (source.Source, *source
 		a.estimate(app, e)
 		return nil
 	}
+	// With --limit no rows are kept: which samples are the first N must be found by
+	// reading.
 	bases, err := a.bases(ctx)
 	if err != nil {
 		return nil, nil, err
@@ -507,6 +512,7 @@ func (a *attachment) asAttached(ctx context.Context) (bool, error) {
 	if slices.ContainsFunc(attached(a.base), func(ref schema.SetRef) bool { return ref.Altered }) {
 		return false, nil
 	}
+	// Snapshots of several appends name the same sets.
 	for snap := a.base; snap.Parent != 0; {
 		parent, err := a.store.Snapshot(ctx, snap.Dataset, snap.Parent)
 		if errors.Is(err, schema.ErrNotFound) { // the parent was dropped
@@ -547,6 +553,7 @@ func (a *attachment) estimate(app *App, e source.Estimate) {
 	if a.base != nil {
 		most = "at most "
 	}
+	// Only known clouds have list prices. Elsewhere the estimate has no cost.
 	price, exact := object.ListPrices().Find(bucket)
 	takes := func(t source.Toll) string {
 		text := fmt.Sprintf("about %s%s for %s", most, plural(t.Requests, "request"), humanize.Bytes(uint64(t.Bytes)))
@@ -628,6 +635,7 @@ func (a *attachment) Write(ctx context.Context, b *source.Batch) error {
 // The saved rows are dropped only after the commit.
 func (a *attachment) Commit(ctx context.Context, sum *summary) error {
 	if a.rows != nil {
+		// Each row of the base is kept, proven, changed, or gone.
 		a.counts.Gone = a.base.Rows() - a.counts.Kept - a.counts.Proven - a.counts.Changed
 	}
 	if a.w == nil {
@@ -679,6 +687,7 @@ func (a *attachment) mixing(ctx context.Context, snap *schema.Snapshot) (m *fetc
 	if snap.Rows() == 0 {
 		return nil, nil //nolint:nilnil // that there is nothing to mix is no error
 	}
+	// The engine computes the same order as a job would get.
 	e, err := fetch.NewEngine(a.store, fetch.Options{Logger: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		return nil, err

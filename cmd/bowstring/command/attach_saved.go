@@ -59,6 +59,7 @@ func (a *attachment) findSaved(ctx context.Context) (*saved, error) {
 	if s.rows, err = attach.ReadRows(ctx, a.store, snap, source.AddedColumns()); err != nil {
 		return nil, err
 	}
+	// The saved sets have keys for objects, as the base has. Rows are found by them.
 	sets, err := readSets(ctx, a.store, snap)
 	if err != nil {
 		return nil, err

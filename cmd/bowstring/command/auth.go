@@ -33,6 +33,7 @@ func (*guardFlags) path(app *App, flag, setting string) (string, error) {
 	if flag != "" {
 		return flag, nil
 	}
+	// The configuration is that of serve on this machine.
 	configured, err := app.settings.effective(setting)
 	path, _ := configured.(string)
 	return path, err
@@ -111,6 +112,7 @@ func (c *AuthCheckCmd) Run(app *App) error {
 	if who.Principal == "anonymous" {
 		who.Principal = ""
 	}
+	// Without a file of rules, Decide allows everything.
 	d := g.rules.Decide(who, c.Dataset)
 	by := "no rule is for both"
 	switch {
@@ -120,6 +122,7 @@ func (c *AuthCheckCmd) Run(app *App) error {
 		by = fmt.Sprintf("%s of %s", d.Rule, g.rulesPath)
 	}
 	out := [][2]string{{"may", d.Rights.String()}, {"by", by}}
+	// A restriction limits the rows and columns of reads.
 	if r := d.Restriction; r != nil {
 		out = append(out, [2]string{"rows", cmp.Or(r.Where, "all")})
 		columns := "all"

@@ -73,11 +73,13 @@ func (c *CalibrateCmd) Run(ctx context.Context, app *App) error {
 		if _, _, err := serverAddr(c.Address); err != nil {
 			return usagef("calibrate: %v", err)
 		}
+		// An address as an argument takes the place of --server.
 		app.globals.Server, app.globals.Store = c.Address, ""
 	}
 	if app.globals.Server == "" {
 		return usagef("calibrate measures a running server: name it, or set --server")
 	}
+	// Step 1: the server measures its store, its disk and its CPU.
 	return app.with(ctx, false, func(client *client) error {
 		found, err := actOne[calibrated](ctx, client, "calibrate",
 			map[string]any{"dataset": c.Dataset, "seconds": c.Seconds, "busy": c.Busy})
@@ -118,6 +120,8 @@ func (c *CalibrateCmd) say(app *App, file *calibrationFile) error {
 		_, err := app.Stdout.Write(text.Bytes())
 		return err
 	}
+	// SPREAD is the relative uncertainty of a rate, and SAMPLES the number of
+	// measurements.
 	t := tableOf("RATE", ">VALUE", ">SPREAD", ">SAMPLES", "")
 	for _, r := range file.Named() {
 		u := file.Uncertainty[r.Name]
@@ -170,6 +174,7 @@ func (m *serving) measure(ctx context.Context) error {
 	}
 	m.found.Network.LatencyMS = float64(rtt) / float64(time.Millisecond)
 	m.found.Uncertainty["network.latency_ms"] = fetch.Uncertain{Samples: calibrateCalls, Why: "of a call, from here"}
+	// The server chose the dataset, if none was named.
 	ref := splitRef{}
 	if err := ref.UnmarshalText([]byte(m.found.Dataset)); err != nil {
 		return err
@@ -214,6 +219,7 @@ func (m *serving) conclude(parts []servedPart) {
 	for _, p := range parts {
 		rows += int64(p.rows)
 	}
+	// The larger samples come last, by the server's order.
 	u := fetch.Uncertain{Samples: rows}
 	large := parts[len(parts)-1]
 	cost := func(p servedPart) (perRow, size float64) {
@@ -315,6 +321,7 @@ func (m *serving) drain(ctx context.Context, t schema.Ticket, until time.Time) (
 	}
 	defer func() { err = errors.Join(err, conn.Close()) }()
 	for again := true; again; again = time.Now().Before(until) {
+		// Each pass is a call of its own. The connection stays.
 		stream, err := conn.DoGet(ctx, &arrowflight.Ticket{Ticket: t.Marshal()})
 		if err != nil {
 			return rows, size, err

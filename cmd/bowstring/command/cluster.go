@@ -110,6 +110,7 @@ func (f *clusterFlags) part(d *auth.Authenticator, sources *auth.Sources, log *s
 	// Without keys, peers cannot prove who they are. Blobs then go to other nodes only if
 	// the server authenticates no client either.
 	p.peers = p.keys != nil || !d.Authenticates()
+	// Nodes of a cluster are of the same program, so that TLS 1.3 is no restriction.
 	p.tls = &tls.Config{MinVersion: tls.VersionTLS13}
 	if f.ClusterCA != "" {
 		text, err := os.ReadFile(f.ClusterCA)
@@ -175,6 +176,7 @@ func (n *node) Members() any {
 	if n.part == nil {
 		return nil
 	}
+	// The view is of the leases, and the shares are computed from the layout.
 	view := viewOf(n.part.name, n.members.View())
 	view.Node, view.Sent = n.part.node, n.server.SentToPeers()
 	if l := n.members.Now(); l != nil {
@@ -337,6 +339,7 @@ func (f *clusterFigures) now() *metrics.Cluster {
 			c.InFlight += int64(p.InFlight)
 		}
 		for name, p := range f.tier.Totals() {
+			// Totals include nodes that have left, so that counters never fall.
 			class := classOf(name)
 			sum := c.Peers[class]
 			c.Peers[class] = metrics.Peers{Asked: sum.Asked + p.Asked, Answered: sum.Answered + p.Answered,
@@ -464,6 +467,7 @@ func openMembers(ctx context.Context, app *App, command, name string) (*members.
 	if err != nil {
 		return nil, nil, err
 	}
+	// The members are read only: this process writes no lease.
 	m, err := membersOf(s, name, app.quietLog())
 	if err != nil {
 		return nil, nil, errors.Join(err, s.Close())

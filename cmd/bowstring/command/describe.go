@@ -79,6 +79,7 @@ func datasetBody(ref datasetRef) any {
 
 // Run describes a snapshot.
 func (c *DescribeCmd) Run(ctx context.Context, app *App) error {
+	// The answer is decoded only for people.
 	raw, err := ask[json.RawMessage](ctx, app, "describe", datasetBody(c.Dataset))
 	if err != nil {
 		return err
@@ -119,6 +120,7 @@ func (d *description) print(out io.Writer) error {
 	facts.add("manifest", fmt.Sprintf("%s in %s", humanize.IBytes(uint64(d.Manifest.Bytes)),
 		plural(d.Manifest.Chunks, "chunk")))
 	facts.add()
+	// The number of rows is aligned to the right.
 	splits.numbers = []bool{false, true}
 	splits.add("SPLIT", "ROWS")
 	for _, s := range d.Splits {

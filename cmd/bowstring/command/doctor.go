@@ -53,6 +53,7 @@ func (c *DoctorCmd) Run(ctx context.Context, app *App) error {
 	if err != nil {
 		return err
 	}
+	// The settings are those of serve, whatever store is examined.
 	here, err := thisSetup(app)
 	if err != nil {
 		return err
@@ -61,6 +62,7 @@ func (c *DoctorCmd) Run(ctx context.Context, app *App) error {
 	found = append(found, here.examine()...)
 	if c.JSON {
 		err = printJSON(app.Stdout, struct {
+			// Worst is the most severe level of the findings, for scripts.
 			Store    string         `json:"store"`
 			Worst    string         `json:"worst"`
 			Findings store.Findings `json:"findings"`
@@ -78,6 +80,7 @@ func (c *DoctorCmd) Run(ctx context.Context, app *App) error {
 // and nil if there are none. Warnings do not fail the command.
 func judge(addr string, below, here store.Findings) error {
 	var places []string
+	// Problems of the store and of the machine are counted separately.
 	for _, at := range []struct {
 		place string
 		found store.Findings
@@ -129,6 +132,7 @@ func logProblems(ctx context.Context, app *App, dir string, served store.Store) 
 	if far, ok := store.As[interface {
 		Examine(ctx context.Context) store.Findings
 	}](served); ok {
+		// The store is open, so that its own check costs a few queries only.
 		found = far.Examine(ctx)
 	} else if !IsRemote(dir) {
 		found = local.Examine(dir, true)
@@ -147,6 +151,7 @@ func logProblems(ctx context.Context, app *App, dir string, served store.Store) 
 // setup is this machine and the settings of serve on it, as far as doctor checks them.
 // Only the checks of one command use it.
 type setup struct {
+	// root and now are fixed by tests, so that a check has one result.
 	root  string // the folder of /proc and /sys: "/" except in tests
 	now   time.Time
 	files uint64 // that the process may have open at once
@@ -180,11 +185,13 @@ const certificateSoon = 14 * 24 * time.Hour
 // set, because the configuration has been checked before.
 func thisSetup(app *App) (*setup, error) {
 	s := &setup{root: "/", now: time.Now(), memory: memoryLimit(), certificates: map[string]string{}}
+	// The limit is that of this process. A service may have another one, by its unit.
 	var limit unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
 		return nil, fmt.Errorf("limit of open files: %w", err)
 	}
 	s.files = limit.Cur
+	// Settings that are no text have a String method, which effective uses.
 	text := func(key string) string {
 		value, err := app.settings.effective(key)
 		found, _ := value.(string)
@@ -202,6 +209,7 @@ func thisSetup(app *App) (*setup, error) {
 	if audit := text("serve.audit"); audit != "" {
 		s.auditFolder = filepath.Dir(audit)
 	}
+	// "auto" and an empty setting are 0: unknown.
 	number := func(key string) int64 {
 		var n size
 		if n.UnmarshalText([]byte(text(key))) != nil {
@@ -210,6 +218,7 @@ func thisSetup(app *App) (*setup, error) {
 		return int64(n)
 	}
 	s.keepFree, s.window = number("serve.spill-keep-free"), number("serve.window-memory")
+	// It is an int, and not a size.
 	if value, err := app.settings.effective("serve.max-streams"); err == nil {
 		streams, _ := value.(int)
 		s.connections = connectionsFor(streams)
@@ -251,6 +260,7 @@ func (s *setup) examine() (f store.Findings) {
 func (s *setup) checkFiles(f *store.Findings) {
 	need := uint64(s.connections) + 1024
 	switch {
+	// 1,024 is what a server needs besides its connections.
 	case s.files < 1024:
 		f.Problem(checkFiles, "ulimit -n 65536, or LimitNOFILE=65536 in the unit", "the process may have %d files open",
 			s.files)
@@ -281,6 +291,7 @@ func (s *setup) checkWindows(f *store.Findings) {
 		if err != nil || len(fields) != 3 {
 			continue // not Linux, or a container that hides it
 		}
+		// The three fields are the least, the default and the largest window in bytes.
 		most, err := strconv.ParseInt(fields[2], 10, 64)
 		if err != nil {
 			continue
@@ -338,6 +349,7 @@ func (s *setup) checkSpill(f *store.Findings) {
 		f.Problem(checkSpill, "give the directory to the server's user", "this user may not write to %s", dir)
 		return
 	}
+	// Statfs has the type of the file system as a magic number.
 	kind, wrong := notForSpill[int64(st.Type)] //nolint:unconvert // 32 bits on some processors
 	switch {
 	case wrong:
@@ -404,6 +416,7 @@ func (s *setup) checkCertificate(f *store.Findings, key, path string) {
 			first = c
 		}
 	}
+	// Servers read certificates again, so that no restart is needed.
 	const replace = "replace the file; a server that runs reads it again"
 	switch {
 	case first == nil:
@@ -428,6 +441,7 @@ func (s *setup) checkRules(f *store.Findings) {
 		f.Problem(checkRules, "name a file by serve.rules", "%v", err)
 		return
 	}
+	// The parser is that of the server, so that both accept the same files.
 	rs, err := policy.Parse(s.rules, text)
 	if err != nil {
 		f.Problem(checkRules, "a server does not start with it, and one that runs keeps the rules it had", "%v", err)

@@ -53,6 +53,7 @@ func (c *cacheSize) UnmarshalText(text []byte) error {
 		if err := n.UnmarshalText(text); err != nil {
 			return err
 		}
+		// parse gives 0 for auto alone: a size of 0 is an error.
 		if n == 0 {
 			return nil // auto: the server's size
 		}
@@ -88,6 +89,7 @@ func (c *ExplainCmd) request() schema.Request {
 	r := c.requestFlags.request()
 	r.Batch, r.Order, r.Assign = c.Batch, c.Order, c.Assign
 	if c.Ranks != 1 {
+		// One rank is the default of a request, and needs no world.
 		r.World = &schema.World{Size: c.Ranks}
 	}
 	return r
@@ -124,6 +126,7 @@ func (c *ExplainCmd) Run(ctx context.Context, app *App) error {
 		}
 		body.Rates = r
 	}
+	// The answer is decoded only for people.
 	raw, err := ask[json.RawMessage](ctx, app, "explain", body)
 	if err != nil {
 		return err
@@ -174,6 +177,8 @@ func printExplained(w io.Writer, e *flight.Explained) error {
 			printable(strings.Join(e.Unknown, ", ")))
 	}
 	// A first epoch has an empty cache and later ones have not, so that each has a row.
+	// HITS is the share of reads that the spill serves. WAITS is the time in which ranks
+	// wait for data.
 	t := tableOf("NODES", "EPOCH", ">SAMPLES/S", ">SECONDS", ">WAITS", ">HITS", "LIMIT")
 	// More nodes follow after the cluster as it is, two lines each.
 	row := func(nodes int64, name string, e *predict.Epoch) {
@@ -189,6 +194,7 @@ func printExplained(w io.Writer, e *flight.Explained) error {
 	if err := t.print(w); err != nil {
 		return err
 	}
+	// Both sizes are searched by the server for the predicted job.
 	fmt.Fprintf(w, "\nsmallest spill of a node with which later epochs do not wait: %s\n",
 		bytesOr(p.SmallestCache, "none, of whatever size"))
 	fmt.Fprintf(w, "smallest window of a node with which no stream waits for memory: %s\n",
@@ -207,6 +213,7 @@ func printExplained(w io.Writer, e *flight.Explained) error {
 	if e.Mixing != nil {
 		fmt.Fprintf(w, "\n%s\n", printable(e.Mixing.String()))
 	}
+	// With weights, samples repeat within an epoch, and others are left out.
 	if s := e.Sampling; s != nil {
 		fmt.Fprintf(w, "\nan epoch of %s has about %s different ones of the %s selected, the one that comes most %.3g times; %s never come\n",
 			plural(s.Rows, "sample"), humanize.Comma(int64(s.Distinct+.5)), humanize.Comma(s.Selected), s.Most,
@@ -254,6 +261,7 @@ func printBill(w io.Writer, b *flight.Bill) error {
 			printable(one.Bucket), percent(&one.Share), cmp.Or(printable(one.Priced), "nothing, as none are known"), how,
 			humanize.IBytes(uint64(max(one.Gap, 0))))
 	}
+	// Each row is a plan of the server for reading the blobs.
 	t := tableOf("ALL EPOCHS", ">REQUESTS", ">BYTES", ">FOR REQUESTS", ">FOR BYTES", ">IN ALL", ">AT LEAST")
 	for i := range b.Plans {
 		p := &b.Plans[i]
@@ -306,6 +314,7 @@ func printRunning(w io.Writer, r *flight.Running) error {
 		"%s, consumer %s\n", percent(r.HitShare), seconds(r.Seconds), printable(r.Limit),
 		percent(&r.Wait.Store), percent(&r.Wait.Spill), percent(&r.Wait.Peer), percent(&r.Wait.Encode),
 		percent(&r.Wait.Consumer))
+	// The server compares the measured rate with the prediction.
 	if r.Parted {
 		fmt.Fprintln(w, "they have parted by more than 15 %")
 	}

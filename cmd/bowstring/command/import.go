@@ -74,6 +74,8 @@ func (c *ImportCmd) Run(ctx context.Context, app *App) (err error) {
 		return err
 	}
 	begun := time.Now()
+	// Open finds the format and lists the files. NewReader reads as much as it takes to
+	// know the schema.
 	src, err := source.Open(ctx, c.Path, c.sourceOptions())
 	if err != nil {
 		return err
@@ -90,6 +92,8 @@ func (c *ImportCmd) Run(ctx context.Context, app *App) (err error) {
 		}
 	}
 	defer func() { err = errors.Join(err, to.Close()) }()
+	// The time of the summary includes opening the source, because a listing may take
+	// minutes.
 	sum := newSummary(c.Dataset, &c.ReadFlags, src, reader.Schema())
 	sum.verb, sum.begun = verb{"import", "imports", "imported"}, begun
 	return c.into(ctx, app, sum, src, reader, to)
@@ -144,9 +148,11 @@ func (c *ReadFlags) into(ctx context.Context, app *App, sum *summary, src source
 		bad.print(app)
 		return fmt.Errorf("%w: %s has no sample that can be %s", schema.ErrInvalid, src.Describe(), sum.verb.done)
 	}
+	// Up to here no reader of the store can see any of it.
 	if err := to.Commit(ctx, sum); err != nil {
 		return err
 	}
+	// The requests of the commit are counted too.
 	sum.Buckets = c.asked.list()
 	sum.done(time.Since(sum.begun))
 	return sum.print(app, c.JSON)
@@ -177,6 +183,7 @@ func (c *ReadFlags) complete(dataset *string, from string) error {
 			return usageError{err.Error()}
 		}
 	}
+	// Skipped samples are always listed, so that they can be repaired and imported later.
 	if c.SkipBad && c.BadList == "" {
 		c.BadList = *dataset + "-bad.jsonl"
 	}
@@ -239,6 +246,7 @@ func (c *ImportCmd) open(ctx context.Context, app *App, src source.Source, reade
 	if app.globals.Server != "" {
 		return openUpload(ctx, app, c, src, reader)
 	}
+	// An upload sends the mode as text, and the server parses it.
 	mode, err := ingest.ParseMode(c.Mode)
 	if err != nil {
 		return nil, err
@@ -317,6 +325,7 @@ func newSummary(dataset string, c *ReadFlags, src source.Source, columns *arrow.
 		Splits: []splitRows{}, Classes: map[string]int{},
 	}
 	for _, f := range columns.Fields() {
+		// A label column has the names of its classes in the schema.
 		if names := schema.Classes(f); names != nil {
 			s.Classes[f.Name] = len(names)
 		}
@@ -506,6 +515,7 @@ func openUpload(ctx context.Context, app *App, c *ImportCmd, src source.Source,
 	for _, f := range schema.BlobFields(reader.Schema()) {
 		blobs = append(blobs, f.Name)
 	}
+	// The server checks what it gets, as for any client.
 	put := putOptions{Dataset: c.Dataset, Blobs: blobs, Split: c.Split, Mode: c.Mode, Source: src.Describe(),
 		Commit: "message", DropColumns: c.DropColumn}
 	columns, splits := reader.Schema(), src.Splits()
@@ -559,6 +569,7 @@ func (s *uploadSink) receive() {
 			break
 		}
 		if err == nil {
+			// A result may lack fields that the one before had.
 			end.last = putResult{}
 			err = json.Unmarshal(r.GetAppMetadata(), &end.last)
 		}
@@ -600,6 +611,7 @@ func (s *uploadSink) record(b *source.Batch) arrow.Record {
 	for _, id := range b.IDs {
 		ids.Append(id[:])
 	}
+	// Each column is retained once for the record and released below.
 	columns := []arrow.Array{ids.NewArray()}
 	for _, c := range b.Meta.Columns() {
 		c.Retain()
@@ -726,6 +738,7 @@ func (s *storeSink) Commit(ctx context.Context, sum *summary) error {
 	}
 	sum.Snapshot, sum.Changed, sum.Notes = snap.Number, changed, append(sum.Notes, s.w.Notes()...)
 	// Manifest chunks are blobs too, and are deduplicated if all data was stored before.
+	// The counter is of the store, and nothing else writes to it in this process.
 	dedups := min(s.store.Stats().BlobDedups-s.before.BlobDedups, sum.Blobs)
 	sum.Dedups = &dedups
 	return nil

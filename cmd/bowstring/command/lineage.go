@@ -121,6 +121,7 @@ func (c *LineageCmd) Run(ctx context.Context, app *App) error {
 		return err
 	}
 	if c.Step != nil {
+		// One server's answer may be incomplete and another one's may replace it.
 		list = together(list)
 		if !c.All {
 			list = slices.DeleteFunc(list, func(r lineageResult) bool { return !r.Stands })
@@ -164,6 +165,7 @@ func (c *LineageCmd) ask(ctx context.Context, app *App) ([]lineageResult, error)
 		}
 	}
 	var missing error
+	// The named server is asked first: its header has the addresses of the others.
 	err := app.with(ctx, false, func(client *client) error {
 		err := act(ctx, client, "lineage", body, take(""))
 		if isNotFound(err) && !c.Here { // another node may know the job
@@ -218,6 +220,8 @@ func together(list []lineageResult) []lineageResult {
 				r.Stands = false
 				continue
 			}
+			// IDs and sources may be shorter than the positions, so that each cut is
+			// limited.
 			n := from - *r.Row
 			r.Positions, r.IDs = r.Positions[:n], r.IDs[:min(n, int64(len(r.IDs)))]
 			r.Source, r.SourceEpochs = r.Source[:min(n, int64(len(r.Source)))], r.SourceEpochs[:min(n, int64(len(r.SourceEpochs)))]
@@ -273,6 +277,7 @@ func (c *LineageCmd) step(app *App, list []lineageResult) error {
 			app.Notef("step %d of epoch %d of %s, shared out among %d ranks", r.Step, r.Epoch, r.of(), r.World)
 		}
 		for k, pos := range r.Positions {
+			// The row may be unknown.
 			row, id, notes := "-", "-", []string(nil)
 			if r.Row != nil {
 				row = strconv.FormatInt(*r.Row+int64(k), 10)
@@ -294,6 +299,7 @@ func (c *LineageCmd) step(app *App, list []lineageResult) error {
 					notes = append(notes, fmt.Sprintf("%s could not be read, and is null", printable(f.Column)))
 				}
 			}
+			// With --all, pieces that were replaced are shown too.
 			if !r.Stands {
 				notes = append(notes, "handed out again later")
 			}

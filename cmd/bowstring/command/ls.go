@@ -50,6 +50,7 @@ func (l *listed) size(ctx context.Context, client *client) {
 	if l.Split != "" {
 		d.Path = append(d.Path, l.Split)
 	}
+	// GetFlightInfo opens the manifest, which a listing of all datasets avoids.
 	info, err := client.GetFlightInfo(ctx, d)
 	if err != nil {
 		l.Rows, l.Bytes, l.Error = -1, -1, status.Convert(err).Message()
@@ -74,6 +75,7 @@ func (c *LsCmd) Run(ctx context.Context, app *App) error {
 				return err
 			}
 		}
+		// The server sends a FlightInfo for each split.
 		stream, err := client.ListFlights(ctx, &arrowflight.Criteria{Expression: criteria})
 		if err != nil {
 			return err
@@ -158,6 +160,7 @@ func (c *LsCmd) cache(ctx context.Context, app *App) error {
 		return err
 	}
 	return app.with(ctx, false, func(client *client) error {
+		// Only two parts of the statistics are decoded.
 		stats, err := actOne[struct {
 			Engine fetch.Stats     `json:"engine"`
 			Scale  *scale.Decision `json:"spill_scale"`
@@ -199,6 +202,7 @@ func (c *LsCmd) collect(st fetch.Stats, decision *scale.Decision) cached {
 			HitRate: hitRate(d.Hits, d.Misses), Evicted: d.Evicted, Jobs: append([]fetch.JobStats{}, jobs[name]...),
 		})
 	}
+	// The filter is applied last, on both kinds of entries.
 	out.Datasets = slices.DeleteFunc(out.Datasets, func(d cachedDataset) bool { return !c.names(d.Dataset) })
 	slices.SortFunc(out.Datasets, func(a, b cachedDataset) int { return cmp.Compare(a.Dataset, b.Dataset) })
 	return out

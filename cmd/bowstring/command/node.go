@@ -104,6 +104,7 @@ func newNode(ctx context.Context, dir string, create bool, l limits, far Far, lo
 			return nil, errors.Join(err, store.Close())
 		}
 	}
+	// From here on release closes everything that n has.
 	n := &node{store: store, served: make(chan error, 1)}
 	var future *spill.Future
 	if l.spill.dir != "" {
@@ -161,6 +162,7 @@ func newNode(ctx context.Context, dir string, create bool, l limits, far Far, lo
 	// The check is of a snapshot as a whole, and covers all buckets that it refers to.
 	if attached, ok := store.(*extent.Store); ok && l.rights.limits() {
 		l.flight.MayRead = func(ctx context.Context, tenant string, snap *schema.Snapshot) error {
+			// The first bucket that is denied is the error.
 			urls, err := attached.Buckets(ctx, snap)
 			for _, url := range urls {
 				err = cmp.Or(err, l.rights.mayRead(tenant, url))
@@ -238,6 +240,7 @@ var errCut = errors.New("streams were cut off")
 // defaultWindow is the default memory of streams: a quarter of what the process may use,
 // by its control group or else the machine.
 func defaultWindow() int64 {
+	// A control group's limit is tighter than the machine's memory.
 	memory, err := memlimit.FromCgroup()
 	if err != nil {
 		memory, err = memlimit.FromSystem()
@@ -265,6 +268,7 @@ func (f *spillFlags) config(app *App, policy spill.Policy) (spillConfig, error) 
 		return c, nil
 	}
 	c.near = app.Far == nil && !IsRemote(app.globals.Store)
+	// A share needs the size of the disk.
 	disk, err := diskBytes(c.dir)
 	if err != nil {
 		return c, fmt.Errorf("--spill: %w", err)

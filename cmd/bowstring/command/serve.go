@@ -171,6 +171,8 @@ func (s *running) configure(ctx context.Context) (err error) {
 	if l.buckets, err = parseBuckets(s.Buckets); err != nil {
 		return fmt.Errorf("--buckets: %w", err)
 	}
+	// Credentials are checked at the start, although secrets are read when a bucket is
+	// opened.
 	if s.BucketCredentials != "" {
 		if l.rights, err = readBucketRights(s.BucketCredentials); err != nil {
 			return fmt.Errorf("--bucket-credentials: %w", err)
@@ -190,6 +192,7 @@ func (s *running) configure(ctx context.Context) (err error) {
 	if to.Auth, err = s.authFlags.open(ctx, s.app, to.Sources, s.Listen); err != nil {
 		return err
 	}
+	// A nil authenticator accepts all callers.
 	if d := to.Auth; d != nil {
 		s.opened = append(s.opened, d.Close)
 	}
@@ -248,6 +251,7 @@ func (s *running) openPolicy() (err error) {
 func (s *running) openRecords() (err error) {
 	to := &s.limits.flight
 	if s.Usage != "" {
+		// The directory is locked, so that a second server cannot write to it.
 		if to.Usage, err = usage.Open(usage.Options{Dir: s.Usage, Keep: s.UsageKeep, Logger: s.app.Log}); err != nil {
 			return err
 		}
@@ -449,6 +453,7 @@ const openWithin = 2 * time.Second
 func (s *running) announce(address string) error {
 	// A store that one process has open at a time names that process, so that others find
 	// the server.
+	// Other processes that want to open the store print this address.
 	if exclusive, ok := store.As[interface{ SetAddr(string) error }](s.node.store); ok {
 		if err := exclusive.SetAddr(address); err != nil {
 			return err
@@ -473,6 +478,7 @@ func (c *ServeCmd) deadlines(stopped time.Time) (handover, end time.Time) {
 func (s *running) drain(ctx context.Context, stopped time.Time) error {
 	s.app.Log.InfoContext(ctx, "stopping", "reason", context.Cause(ctx))
 	_, end := s.deadlines(stopped)
+	// A second signal ends Abort, and with it the deadline.
 	deadline, cancel := context.WithDeadlineCause(s.app.Abort, end, fmt.Errorf("the drain timeout of %s is over",
 		s.DrainTimeout))
 	defer cancel()
@@ -572,6 +578,7 @@ func (c *ServeCmd) collect(ctx context.Context, app *App, engine *fetch.Engine, 
 	}
 	opts := store.GCOptions{BytesPerSecond: float64(c.GCRate)}
 	nowAndThen(ctx, c.GCEvery, func(ctx context.Context) {
+		// The duration shows whether the interval is long enough.
 		start := time.Now()
 		// The engine protects the snapshots that streams read.
 		report, err := engine.GC(ctx, opts)

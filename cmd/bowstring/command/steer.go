@@ -40,6 +40,7 @@ type mixtureRun struct {
 
 // Run changes the weights of a run, or lists runs.
 func (c *SteerCmd) Run(ctx context.Context, app *App) error {
+	// Without a run there is nothing to change.
 	if c.Job == "" {
 		return c.list(ctx, app)
 	}
@@ -73,6 +74,7 @@ func (c *SteerCmd) weights() (map[string]float64, error) {
 	if len(c.Weights) == 0 {
 		return nil, usagef("steer: got no weights, want SOURCE=WEIGHT, such as code=0.5")
 	}
+	// Sources that are not named keep their weights.
 	weights := map[string]float64{}
 	for _, given := range c.Weights {
 		// The server checks the values.

@@ -81,6 +81,7 @@ func (c *StoreInitCmd) Run(ctx context.Context, app *App) error {
 // initBucket creates a store in a bucket. bucket.Init first proves that the bucket keeps
 // conditional writes, and the result is printed.
 func (c *StoreInitCmd) initBucket(ctx context.Context, app *App, addr string) error {
+	// An existing store needs no proof again, so that Changes is 0.
 	proof, err := bucket.Init(ctx, addr, bucket.InitOptions{
 		Options: bucket.Options{Logger: app.quietLog()}, Endpoints: c.Endpoint,
 	})

@@ -81,6 +81,7 @@ func (c *TakeCmd) Run(ctx context.Context, app *App) error {
 
 // write writes a folder with the samples. The folder appears only when it is complete.
 func (c *TakeCmd) write(ctx context.Context, app *App, client *client, snapshot int64, columns []string) (err error) {
+	// Samples are written as a folder, as get does.
 	out := &output{to: c.To, format: "folder", opts: export.Options{Force: c.Force},
 		left: int64(len(c.Positions) + len(c.ID))}
 	defer func() { err = errors.Join(err, out.close()) }()
@@ -142,6 +143,7 @@ const takeBatch = 1024
 // for requests would otherwise block both sides.
 func (c *TakeCmd) take(ctx context.Context, client *client, snapshot int64, columns []string,
 	open func(*arrow.Schema) error, each func(arrow.Record) (more bool, err error)) error {
+	// The command goes with the first message of the exchange.
 	command, err := json.Marshal(map[string]any{"take": map[string]any{
 		"dataset": c.Dataset.Name, "snapshot": snapshot, "columns": columns,
 	}})
@@ -204,6 +206,7 @@ func (c *TakeCmd) ask(stream arrowflight.FlightService_DoExchangeClient, command
 
 // cell returns a value for people. A blob is shown by its size, and a label by its class.
 func cell(f arrow.Field, column arrow.Array, row int) string {
+	// A null is shown as -, which no value of a column is.
 	if column.IsNull(row) {
 		return "-"
 	}

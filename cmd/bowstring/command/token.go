@@ -28,6 +28,7 @@ func (f *tokenFlags) path(app *App) (string, error) {
 	if f.File != "" {
 		return f.File, nil
 	}
+	// The same setting as serve's, so that both work on one file without a flag.
 	configured, err := app.settings.effective("serve.tokens")
 	if err != nil {
 		return "", err
@@ -55,6 +56,7 @@ func (c *TokenCreateCmd) Run(app *App) error {
 	if err != nil {
 		return err
 	}
+	// The secret is made by AddToken, and never stored.
 	t := auth.Token{Principal: c.Principal, Groups: c.Group}
 	if len(c.Tenant) > 0 {
 		// The first tenant is the default of the token's calls.
@@ -68,6 +70,7 @@ func (c *TokenCreateCmd) Run(app *App) error {
 	if err != nil {
 		return err
 	}
+	// A token without an end has the zero time.
 	until := "for ever"
 	if !t.Expires.IsZero() {
 		until = "until " + t.Expires.Format(time.RFC3339)
@@ -123,6 +126,7 @@ func (c *TokenListCmd) Run(app *App) error {
 		Expires   time.Time `json:"expires,omitzero"`
 		State     string    `json:"state"`
 	}
+	// JSON has an empty list, and not null.
 	lines := []line{}
 	out := tableOf("ID", "PRINCIPAL", "GROUPS", "TENANTS", "EXPIRES", "")
 	for i := range tokens {

@@ -45,6 +45,7 @@ func (c *TopCmd) Run(ctx context.Context, app *App) error {
 			st, err := actOne[flight.Stats](ctx, client, "stats", struct{}{})
 			return &watch.Observation{At: time.Now(), Stats: st}, err
 		}
+		// The first observation has no rate yet: it is the base of the first view.
 		before, err := observe()
 		for err == nil && sleep(ctx, c.Interval) {
 			var after *watch.Observation
@@ -82,6 +83,7 @@ func (c *TopCmd) show(app *App, v *watch.View) error {
 	}
 	// A pipe gets each view after the other, without control sequences.
 	if f, ok := app.Stdout.(*os.File); ok && !c.Once && term.IsTerminal(int(f.Fd())) {
+		// The size is read each time, because users resize terminals.
 		width, height, err := term.GetSize(int(f.Fd()))
 		if err != nil {
 			width, height = 80, 24
@@ -97,6 +99,7 @@ func (c *TopCmd) show(app *App, v *watch.View) error {
 func screen(text string, width, height int) string {
 	lines := strings.Split(strings.TrimSuffix(text, "\n"), "\n")
 	var b strings.Builder
+	// The cursor goes to the top left.
 	b.WriteString("\x1b[H")
 	// A line that is too long is cut, because the terminal would wrap it and scroll.
 	for i, line := range lines[:min(len(lines), max(height-1, 1))] {
@@ -141,6 +144,7 @@ func printView(v *watch.View, w io.Writer) error {
 	// Jobs first, because a user looks for a job and not for its streams.
 	jobs := tableOf("JOB", "DATASET", ">STREAMS", ">EPOCH", ">DONE", ">LEFT", ">SPILL")
 	for _, j := range v.Jobs {
+		// The time is unknown until a job has made progress.
 		left := "-"
 		if j.LeftSecs != nil {
 			left = time.Duration(*j.LeftSecs * float64(time.Second)).Round(time.Second).String()
@@ -163,6 +167,7 @@ func printView(v *watch.View, w io.Writer) error {
 	if err := streams.print(w); err != nil {
 		return err
 	}
+	// The number of the hidden streams is shown, so that a user knows of them.
 	if n := len(v.Streams) - maxTopStreams; n > 0 {
 		_, err = fmt.Fprintf(w, "and %d more\n", n)
 	}

@@ -73,6 +73,7 @@ func (c *VerifyCmd) Run(ctx context.Context, app *App) (err error) {
 	found := verified{}
 	// The spill is verified first. A copy that is damaged there is removed and not used.
 	if c.Spill != "" {
+		// A spill may have whole copies of blobs that the store has lost.
 		cache, err := openIdleSpill(c.Spill, app.quietLog())
 		if err != nil {
 			return err
@@ -88,6 +89,7 @@ func (c *VerifyCmd) Run(ctx context.Context, app *App) (err error) {
 			return err
 		}
 		defer func() { err = errors.Join(err, other.Close()) }()
+		// A store under hashes has equal blobs under equal keys.
 		opts.Elsewhere = append(opts.Elsewhere, maintenance.Place{Name: c.From, Get: other.Get})
 	}
 	// The snapshots are read once here. Snapshots that are made later are not verified.
@@ -116,6 +118,7 @@ func (c *VerifyCmd) Run(ctx context.Context, app *App) (err error) {
 	if err := c.print(app, &found); err != nil {
 		return err
 	}
+	// A damaged blob that was repaired is no failure.
 	if n := found.Lasting(); n > 0 {
 		return fmt.Errorf("%w: %s in %s", schema.ErrDataLoss, plural(n, "damaged blob"), c.Of)
 	}
@@ -127,6 +130,7 @@ func (c *VerifyCmd) Run(ctx context.Context, app *App) (err error) {
 func (c *VerifyCmd) scope(ctx context.Context, src store.Store) (maintenance.Scope, error) {
 	names := namesOf(c.Datasets)
 	if c.Resume != "" {
+		// A missing file is no error: the run begins.
 		begun, err := maintenance.Resumed(c.Resume)
 		if err != nil {
 			return maintenance.Scope{}, err
@@ -139,6 +143,7 @@ func (c *VerifyCmd) scope(ctx context.Context, src store.Store) (maintenance.Sco
 	if err != nil {
 		return maintenance.Scope{}, err
 	}
+	// Bitmaps of selections are blobs as well.
 	selections, err := maintenance.Selections(ctx, src, snaps)
 	return maintenance.Scope{Source: src, Snapshots: snaps, Selections: selections, Memory: int64(c.Memory)}, err
 }
@@ -234,6 +239,7 @@ func (c *VerifyCmd) print(app *App, v *verified) error {
 		switch {
 		case d.Repaired:
 			state = "repaired from " + d.Whole
+		// A repair can fail too, for instance on a full disk.
 		case d.Whole != "" && c.Repair:
 			state = "damaged still: " + d.Problem
 		case d.Whole != "":

@@ -41,6 +41,7 @@ func (c *WarmCmd) Run(ctx context.Context, app *App) error {
 		var last fetch.WarmProgress
 		bar := app.progress("", -1, "samples") // the first result has the number of samples
 		defer func() { _ = bar.Exit() }()
+		// The body is a request, so that the server warms exactly what the job will read.
 		err := act(ctx, client, "warm", json.RawMessage(c.request().Marshal()), func(p fetch.WarmProgress) error {
 			last = p
 			bar.ChangeMax64(p.Rows)
@@ -71,6 +72,7 @@ func warmed(source string, p fetch.WarmProgress) string {
 	if p.Failed > 0 {
 		line += fmt.Sprintf("; %s could not be read, or were not stored", plural(p.Failed, "blob"))
 	}
+	// A full spill is no failure: it has as much as it can keep.
 	if p.Full {
 		line += fmt.Sprintf("; then the spill was full, after %s of %s", humanize.Comma(p.Seen),
 			plural(p.Rows, "sample"))
