@@ -277,6 +277,7 @@ type summary struct {
 func (m *meter) summary(after stats, complete bool) summary {
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	// All counters of the server are differences, because it may have served before.
 	e, b := &after.Engine, &m.before.Engine
 	seconds := m.ended.Seconds()
 	s := summary{
@@ -302,6 +303,7 @@ func (m *meter) summary(after stats, complete bool) summary {
 		s.EpochRows = append(s.EpochRows, m.byEpoch[epoch])
 	}
 	if len(m.seen) > 0 {
+		// Each epoch that has begun has a bitmap.
 		for _, seen := range m.seen {
 			s.Duplicates += seen.twice
 			if complete {

@@ -164,6 +164,7 @@ type policyLine struct {
 // Run replays each policy on each mix and size. The trace of a mix is made once and all
 // policies replay it, so that they differ by their decisions alone.
 func (c *policyCmd) Run(app *command.App) error {
+	// The order of the lines is mix, size, policy, which table relies on.
 	var lines []policyLine
 	mixes := make([][]replay.Job, 0, len(c.Jobs))
 	if len(c.Job) > 0 {
@@ -179,6 +180,8 @@ func (c *policyCmd) Run(app *command.App) error {
 			return err
 		}
 		for _, part := range c.Cache {
+			// The cache holds samples of equal size, so that its capacity is a number of
+			// them.
 			capacity := int(float64(part) * float64(trace.Items()))
 			best := trace.Optimum(capacity).HitRate()
 			for _, name := range c.Policy {
@@ -248,6 +251,7 @@ func (c *policyCmd) given() []replay.Job {
 		if numbers[j.dataset] == 0 {
 			numbers[j.dataset] = uint32(len(numbers) + 1)
 		}
+		// Jobs on one dataset need different orders.
 		seed := c.Seed + uint64(i)
 		if j.seed != nil {
 			seed = *j.seed

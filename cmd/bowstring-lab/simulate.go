@@ -86,6 +86,8 @@ func plainDuration(s float64) string {
 func (c *simulateCmd) print(app *command.App, r *simulate.Report) error {
 	number := func(v float64) string { return humanize.CommafWithDigits(v, 0) }
 	size := func(n int64) string { return humanize.Bytes(uint64(max(n, 0))) }
+	// HITS is the share of samples without a read of the store, and ZONES is part of
+	// PEERS.
 	epochs := newTable(app.Stdout)
 	epochs.row("JOB", "EPOCH", "SECONDS", "FIRST STEP", "SAMPLES/S", "HITS", "STORE", "PEERS", "ZONES")
 	bucket := newTable(app.Stdout)

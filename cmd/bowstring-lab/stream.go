@@ -97,6 +97,7 @@ func (c *streamCmd) read(ctx context.Context, app *command.App, server arrowflig
 	if err != nil {
 		return err
 	}
+	// The counters before the first stream are subtracted from those at the end.
 	before, err := statsOf(ctx, server)
 	if err != nil {
 		return err
@@ -143,6 +144,7 @@ func (c *streamCmd) measure(ctx context.Context, server arrowflight.Client, dial
 	for i := range c.Streams {
 		// The streams divide the steps of an epoch: stream i reads each step that is i
 		// modulo their number. Together they read each row once.
+		// Each stream gets a copy of the ticket, of which it changes fields that are values.
 		share := ticket
 		if c.Streams > 1 {
 			share.Step, share.Stride = int64(i), int64(c.Streams)
