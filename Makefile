@@ -137,7 +137,7 @@ ALONE := $(addprefix bowstring/,fetch/operators/images fetch/operators/images/co
 empty :=
 PLAIN := $(subst $(empty) $(empty),|,$(strip \
   TestKill TestPowerLoss TestAnyCalls TestMetamorphic TestSimulation TestSimulationRepeats TestPlanted TestFlippedDatabase \
-  TestFlippedJournal TestTableOfGaps TestMergeShares TestSuiteFindsMistakes TestRunsInOrder TestShuffledInPart TestShuffledOnce \
+  TestFlippedJournal TestTableOfGaps TestMergeShares TestSuiteFindsMistakes TestRunsInOrder TestRunsNearlyInOrder TestShuffledInPart TestShuffledOnce \
   TestEveryOrderServesEachSampleOnce TestBucketsDoNotChangeTheOrder TestIdleStreamsTakeNoShare TestServedFurtherThanIsPlanned \
   TestMixing TestSlowConsumerFindsItsBatch TestHedges TestStreamFillsThePath TestTenantsShareByWeight TestTenantsShareEvenly \
   TestTenantReads TestJobsShareEvenly TestLooseOrdersFollowTheSpill TestInFlightFollowsThePath TestRequestsOfAnEpoch TestResume \

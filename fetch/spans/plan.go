@@ -24,6 +24,10 @@ const (
 	// dueShare is the inverse of a share of the horizon: the next use of a blob that is due is at most that far
 	// ahead.
 	dueShare = 4
+	// lateSpans is how far a run goes on, in spans of the largest size, before it drops a span. The goroutines of a
+	// stream request cells nearly in order: a cell that came after its span was dropped would be read again, and the
+	// cells after it too.
+	lateSpans = 2
 	// maxTrails bounds the runs through objects that are known at once.
 	maxTrails = 64
 )
@@ -31,9 +35,16 @@ const (
 // trail is the position of a run of cells through an object, in order.
 type trail struct {
 	at          place
-	begin, next int64 // the last range read
-	last, prior *span // still kept, or nil
-	whole       bool  // the object is read to its end
+	begin, next int64    // the last range read
+	passing     []passed // spans that cells may still come for, in the run's order
+	bytes       int64    // of the run so far
+	whole       bool     // the object is read to its end
+}
+
+// passed is a span of a run.
+type passed struct {
+	*span
+	end int64 // the bytes of the run up to its end
 }
 
 // plans says how each cell of a call is read. It belongs to the goroutine of that call.
@@ -288,13 +299,20 @@ func (t *Tier) followLocked(s *span, c *cell) {
 		}
 		if end > s.end {
 			s.end, s.keep = end, true
-			if r.prior != nil && slices.Contains(t.kept, r.prior) { // the run is past it
-				t.dropLocked(r.prior)
-			}
-			r.prior, r.last = r.last, s
 		}
 	} else if len(t.trails) >= maxTrails {
 		t.trails = slices.Delete(t.trails, 0, 1)
+	}
+	r.passing = slices.DeleteFunc(r.passing, func(p passed) bool {
+		late := r.bytes-p.end >= lateSpans*t.most
+		if late && slices.Contains(t.kept, p.span) {
+			t.dropLocked(p.span)
+		}
+		return late
+	})
+	r.bytes += s.size()
+	if s.keep {
+		r.passing = append(r.passing, passed{s, r.bytes})
 	}
 	r.at, r.begin, r.next = s.at, s.begin, s.end
 	r.whole = s.end+nearGap >= c.objectEnd()

@@ -2,6 +2,7 @@ package spans_test
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -204,6 +205,39 @@ func runInOrder(t *testing.T, at int, unsized bool) {
 	}
 	f.Close()
 	f.requireNothingHeld()
+}
+
+// Streams request cells of a run from several goroutines, so a cell may come after later ones. A span is kept for it:
+// bytes are not read again.
+func TestRunsNearlyInOrder(t *testing.T) {
+	seed := rand.Uint64()
+	t.Logf("seed %d", seed)
+	for _, late := range []int{2, 20, 80, 320} { // cells; the last are two spans
+		t.Run(fmt.Sprint(late), func(t *testing.T) {
+			rng := rand.New(rand.NewPCG(seed, uint64(late)))
+			f := newFixture(t, 3, 400, 25<<10, 175, spans.Options{Memory: 32 << 20})
+			turn, order := make([]int, len(f.refs)), make([]int, len(f.refs))
+			for i := range order {
+				order[i], turn[i] = i, i+rng.IntN(late)
+			}
+			slices.SortStableFunc(order, func(a, b int) int { return cmp.Compare(turn[a], turn[b]) })
+			for _, pos := range order {
+				f.read(pos)
+			}
+			var bytes int64
+			asked := f.store.bucket.asked()
+			for _, a := range asked {
+				bytes += a.end - a.begin
+			}
+			all := int64(len(f.refs)) * (25<<10 + 175)
+			t.Logf("%d requests for %d bytes of %d", len(asked), bytes, all)
+			if bytes > all*11/10 {
+				t.Errorf("%d bytes were read for %d", bytes, all)
+			}
+			f.Close()
+			f.requireNothingHeld()
+		})
+	}
 }
 
 // Bytes read in vain to save a request cost no more than the request, by the prices of the bucket: within a region

@@ -40,7 +40,7 @@ type Options struct {
 	// Neighbours lists the blobs of samples at the positions after a place, or before it, nearest first: those whose rows
 	// are in memory and that this node owns. It must not block. nil: none.
 	Neighbours func(at spill.Place, after bool) iter.Seq2[schema.BlobRef, spill.Place]
-	// Near loads the rows at positions of a dataset, by the spill's number, into memory, so that Beside finds them.
+	// Near loads the rows at positions of a dataset, by the spill's number, into memory, so that Neighbours finds them.
 	// It may wait until ctx ends. nil: no rows need loading.
 	Near func(ctx context.Context, dataset uint32, positions []int64)
 	// Bytes is how many bytes of blobs this node reads of a dataset, by the spill's number. It must not block. nil,
@@ -190,7 +190,7 @@ type Stats struct {
 	Blobs          int64 `json:"blobs"`       // blobs that streams wanted and got from spans
 	Joined         int64 `json:"joined"`      // of Blobs: from a span that was already in flight or kept
 	Neighbours     int64 `json:"beside"`      // neighbours offered to the spill
-	NeighboursKept int64 `json:"beside_kept"` // of Beside: stored by the spill
+	NeighboursKept int64 `json:"beside_kept"` // of Neighbours: stored by the spill
 	Singles        int64 `json:"singles"`     // blobs in buckets that were read alone
 	Memory         int64 `json:"memory"`      // bytes of spans now
 }
