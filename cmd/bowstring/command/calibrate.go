@@ -33,7 +33,7 @@ type CalibrateCmd struct {
 // Help says what is done.
 func (*CalibrateCmd) Help() string {
 	return `Measures what explain and simulations go by: latency, reads and bytes a second of the store, by reading some blobs of a dataset at rising concurrency until the rate grows
-no more; how fast the disk of the spill is written and read, in a file without a name; the processor time of a sample and of a gigabyte served; the network from here to the server.
+no more; how fast the disk of the spill is written and read, in a file without a name; the CPU time of a sample and of a gigabyte served; the network from here to the server.
 It writes nothing to the store, and of the spill takes some space for a moment and keeps 32 MiB at most. It takes the right admin on all datasets, is on record in the audit log, and does not begin while streams read.
 The server explains by these rates from then on, until streams show others.`
 }

@@ -21,7 +21,7 @@ import (
 type TopCmd struct {
 	Interval time.Duration `default:"2s" placeholder:"DURATION" help:"Time between two looks (default: ${default})."`
 	Once     bool          `help:"Look once, over one interval, and end."`
-	JSON     bool          `name:"json" help:"Print a JSON object for each observe, one a line."`
+	JSON     bool          `name:"json" help:"Print one JSON object a line, for each observation."`
 }
 
 // Validate is called by kong.
