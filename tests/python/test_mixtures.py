@@ -253,7 +253,7 @@ def test_a_run_is_steered(client: bowstring.Client) -> None:
     step = client.steer("photos", "llama", {"more": 0})
     assert step > 0
     rows = [row for batch in mix.batches(4, epoch=0) for row in batch["source"].to_pylist()]
-    assert rows[: 4 * step].count("more") == pytest.approx(step, abs=1)
+    assert rows[: 4 * step].count("more") == pytest.approx(min(step, 100), abs=1)  # it has 100 rows
     assert "more" not in rows[4 * step :]
     assert [row for batch in mix.resume(ticket) for row in batch["source"].to_pylist()] == rows[4:]
     (run,) = client.runs("photos")
