@@ -308,7 +308,7 @@ func (t *Tier) followLocked(s *span, c *cell) {
 		if late && slices.Contains(t.kept, p.span) {
 			t.dropLocked(p.span)
 		}
-		return late
+		return late || p.over
 	})
 	r.bytes += s.size()
 	if s.keep {

@@ -70,7 +70,9 @@ func (s *span) Unpin() {
 		if s.pinned.Load() {
 			s.tier.pinned.Add(-s.size())
 		}
-		s.tier.memory.give(s.data)
+		data := s.data
+		s.data = nil // a trail may refer to the span for longer
+		s.tier.memory.give(data)
 	}
 }
 
@@ -119,8 +121,8 @@ func (t *Tier) holdLocked(s *span, c *cell) {
 	}
 }
 
-// leave removes a cell that does not wait any more. A span without waiting cells, of which no cell got a hold, is
-// cancelled.
+// leave removes a cell that does not wait any more. A span without waiting cells is cancelled if
+// no cell got a hold of it.
 func (t *Tier) leave(c *cell) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
