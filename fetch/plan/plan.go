@@ -277,8 +277,8 @@ func (p *Plan) Rank(index int64) int {
 	start, size := p.batch(index / p.cfg.Batch)
 	// ⌊r·size/world⌋ <= at < ⌊(r+1)·size/world⌋ just if r < (at+1)·world/size <= r+1.
 	hi, lo := bits.Mul64(uint64(index-start+1), uint64(p.cfg.World))
-	lo, carry := bits.Sub64(lo, 1, 0)
-	r, _ := bits.Div64(hi-carry, lo, uint64(size))
+	lo, borrow := bits.Sub64(lo, 1, 0)
+	r, _ := bits.Div64(hi-borrow, lo, uint64(size))
 	return int(r)
 }
 

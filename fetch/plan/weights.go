@@ -327,9 +327,9 @@ func (d *byShare) at(index int64) int64 {
 // first is the number of the first point that is not less than one of the line.
 func (d *byShare) first(point uint64) uint64 {
 	hi, lo := bits.Mul64(point, uint64(d.rows))
-	lo, carry := bits.Sub64(lo, d.start, 0)
-	hi, carry = bits.Sub64(hi, 0, carry)
-	if carry > 0 {
+	lo, borrow := bits.Sub64(lo, d.start, 0)
+	hi, borrow = bits.Sub64(hi, 0, borrow)
+	if borrow > 0 {
 		return 0
 	}
 	k, rest := bits.Div64(hi, lo, d.weights.total())
