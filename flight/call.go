@@ -26,6 +26,7 @@ import (
 
 	"bowstring/fetch"
 	"bowstring/flight/auth"
+	"bowstring/flight/catalog"
 	nodes "bowstring/flight/peer"
 	"bowstring/flight/policy"
 	"bowstring/flight/wire"
@@ -141,7 +142,7 @@ func (s *Server) recognise(ctx context.Context, c *call) (context.Context, error
 	}
 	c.caller = s.identify(ctx, c.caller)
 	if ts := s.tenants(); ts != nil {
-		c.caller.Tenant = ts.For(who(c.caller), "")
+		c.caller.Tenant = ts.For(catalog.PolicyCaller(c.caller), "")
 	}
 	return fetch.WithCaller(ctx, c.caller), nil
 }
@@ -335,14 +336,14 @@ func withCaller(ctx context.Context, known bool, tenants *policy.Tenants) (conte
 				Want: "one name of up to 128 letters, digits and . _ @ : / -",
 			}
 		}
-		if id != nil && !id.MayUse(v[0]) && !tenants.Has(v[0], who(c)) {
+		if id != nil && !id.MayUse(v[0]) && !tenants.Has(v[0], catalog.PolicyCaller(c)) {
 			return ctx, c, fmt.Errorf("%w: header %s: %s is no tenant on whose account this caller may call",
 				schema.ErrDenied, tenantHeader, schema.Quote(v[0]))
 		}
 		c.Tenant = v[0]
 	}
 	if id != nil || !known {
-		c.Tenant = tenants.For(who(c), c.Tenant)
+		c.Tenant = tenants.For(catalog.PolicyCaller(c), c.Tenant)
 	}
 	if v := md.Get(traceHeader); len(v) > 0 {
 		if m := traceForm.FindStringSubmatch(v[0]); m != nil {
@@ -350,11 +351,6 @@ func withCaller(ctx context.Context, known bool, tenants *policy.Tenants) (conte
 		}
 	}
 	return fetch.WithCaller(ctx, c), c, nil
-}
-
-// who returns the caller in the form that policy matches rules and tenants against.
-func who(c fetch.Caller) policy.Caller {
-	return policy.Caller{Principal: c.Principal, Groups: c.Groups}
 }
 
 // handshakeMethod is the one Flight method that runs before authentication.

@@ -98,9 +98,9 @@ func (s *Source) current() *policy.Rules {
 // Ruled reports whether the server has rules.
 func (s *Source) Ruled() bool { return s.current() != nil }
 
-// who converts a caller to the type that rules use: package policy does not depend on
-// fetch.
-func who(c fetch.Caller) policy.Caller {
+// PolicyCaller converts a caller to the type that rules and tenants are matched with:
+// package policy does not depend on fetch.
+func PolicyCaller(c fetch.Caller) policy.Caller {
 	return policy.Caller{Principal: c.Principal, Groups: c.Groups}
 }
 
@@ -116,20 +116,22 @@ func (s *Source) Stands(caller fetch.Caller, a *Access) bool {
 		return true
 	}
 	for i := range a.Sources {
-		if !s.current().Decide(who(caller), a.Sources[i].Dataset).Same(a.Sources[i].Decision) {
+		if !s.current().Decide(PolicyCaller(caller), a.Sources[i].Dataset).Same(a.Sources[i].Decision) {
 			return false
 		}
 	}
-	return a.Dataset == "" || s.current().Decide(who(caller), a.Dataset).Same(a.Decision)
+	return a.Dataset == "" || s.current().Decide(PolicyCaller(caller), a.Dataset).Same(a.Decision)
 }
 
 // decide returns the caller's rights on a dataset by the rules in force.
 func (c *Catalog) decide(dataset string) policy.Decision {
-	return c.source.current().Decide(who(c.caller), dataset)
+	return c.source.current().Decide(PolicyCaller(c.caller), dataset)
 }
 
 // SeesAll reports whether the caller may see the work of all callers.
-func (c *Catalog) SeesAll() bool { return c.source.current().Server(who(c.caller)).May(policy.Admin) }
+func (c *Catalog) SeesAll() bool {
+	return c.source.current().Server(PolicyCaller(c.caller)).May(policy.Admin)
+}
 
 // MayAdmin returns schema.ErrDenied unless the caller has the right admin on the server.
 // what names the operation in the message.
@@ -141,11 +143,11 @@ func (c *Catalog) MayAdmin(what string) error {
 		policy.Admin.String()))
 }
 
-// Knows returns a predicate for the calls that the caller may know of and cancel: its
-// own, those on datasets on all of which it has the right admin, and all of them if it
-// has that right on the server.
+// Knows returns a predicate for the calls that the caller may see and cancel: its
+// own calls, calls whose datasets all grant it the right admin, and every call if it has
+// that right on the server.
 func (c *Catalog) Knows() func(principal string, a *Access) bool {
-	rs, who := c.source.current(), who(c.caller)
+	rs, who := c.source.current(), PolicyCaller(c.caller)
 	everything := rs.Server(who).May(policy.Admin)
 	return func(principal string, a *Access) bool {
 		if everything || principal == who.Principal {

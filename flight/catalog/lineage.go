@@ -17,7 +17,7 @@ import (
 // must have the right to read the datasets now. The predicate remembers decisions and is
 // for one goroutine.
 func (c *Catalog) onRecord() func(*fetch.PieceHead) bool {
-	rs, who := c.source.current(), who(c.caller)
+	rs, who := c.source.current(), PolicyCaller(c.caller)
 	if rs == nil {
 		return func(*fetch.PieceHead) bool { return true }
 	}
