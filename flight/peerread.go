@@ -460,7 +460,7 @@ func (l *answering) send(ctx context.Context) error {
 }
 
 // bill counts answers before they are sent: the bytes to the node, and the store reads of
-// each tenant. Blobs of which this node is a previous owner count separately: they come
+// each tenant. Blobs that this node owned before count separately: they come
 // from its cache while it leaves.
 func (l *answering) bill(answers []fetch.Answer) {
 	var blobs, bytes, handed, handedBytes int64

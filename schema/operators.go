@@ -52,7 +52,7 @@ type Pipeline struct {
 	// Expression makes a new column of metadata columns, and excludes all other fields
 	// but Contract. "" for none.
 	Expression string
-	// Tokens names metadata columns of which Steps make a new column of token lists. nil
+	// Tokens names metadata columns. Steps make a new column of token lists from them. nil
 	// for none.
 	Tokens []string
 	// Steps are applied in order. There are none if the column follows another, or is

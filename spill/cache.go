@@ -816,7 +816,7 @@ type victim struct {
 // maxVictims bounds the evictions for one blob.
 const maxVictims = 256
 
-// reclaim evicts until about need bytes can be taken, of which room are free now, and reports whether they can. If
+// reclaim evicts until about need bytes can be taken, and reports whether they can. room bytes are free now. If
 // that is for a new blob (e is not nil), the policy has to admit it in place of each victim; otherwise nothing is
 // evicted.
 func (c *Cache) reclaim(room, need int64, e *Entry) bool {

@@ -310,7 +310,7 @@ func (m *meter) summary(after stats, complete bool) summary {
 				s.Missing += m.perEpoch - seen.len()
 			}
 		}
-		// An epoch of which no row came has no bitmap: all of its rows are missing.
+		// An epoch without any received row has no bitmap: all of its rows are missing.
 		if complete {
 			s.Missing += m.perEpoch * (m.epochs - int64(len(m.seen)))
 		}

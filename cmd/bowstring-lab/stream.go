@@ -144,7 +144,7 @@ func (c *streamCmd) measure(ctx context.Context, server arrowflight.Client, dial
 	for i := range c.Streams {
 		// The streams divide the steps of an epoch: stream i reads each step that is i
 		// modulo their number. Together they read each row once.
-		// Each stream gets a copy of the ticket, of which it changes fields that are values.
+		// Each stream gets its own copy of the ticket. It changes only fields that are values, so the copy is shallow.
 		share := ticket
 		if c.Streams > 1 {
 			share.Step, share.Stride = int64(i), int64(c.Streams)

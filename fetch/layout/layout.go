@@ -127,7 +127,7 @@ func slotsIn(capacity, size int64) int64 {
 	return int64(q)
 }
 
-// assign gives each slot its owners, of which each node takes as many as first and second say.
+// assign gives each slot its owners. Each node becomes an owner as often as first and second say.
 func (l *Layout) assign(first, second []int64, zoned bool) {
 	n := len(l.record.Nodes)
 	one, two := append([]int64(nil), first...), append([]int64(nil), second...)

@@ -27,7 +27,7 @@ type Classes []uint16
 
 // Balance has the classes of a selection's samples come in given shares. It is immutable and safe for concurrent use.
 //
-// A job's samples, one epoch after the other, are cut into periods, in each of which class c comes as often as its
+// A job's samples, one epoch after the other, are cut into periods. In each period class c comes as often as its
 // part says. Within a period the places are dealt to classes so that in every prefix each class has come as often
 // as it should, to less than one: item k of a class with w parts of a period of d has to come within the places
 // [⌊k·d/w⌋, ⌈(k+1)·d/w⌉), and the most urgent goes first, which always works (Baruah, Cohen, Plaxton, Varvel,

@@ -11,8 +11,8 @@ import (
 	"bowstring/schema"
 )
 
-// Lengths has how long the sample at a position is, in any unit, of which only the order
-// counts. It is only read.
+// Lengths has the length of the sample at each position, in any unit: only the order of
+// lengths matters. It is only read.
 type Lengths []uint32
 
 // Costs has what the sample at a position costs: the bits of a float32 that is not below 0. It is only read.

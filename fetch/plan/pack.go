@@ -423,8 +423,8 @@ func (k *Pack) count(p *Plan, turn func(piece func() error) error) (*packTable, 
 		}
 		t.add(end, pk)
 		start = end
-		// Each two windows of which the first ends early hold more than MaxWindowPieces: so windows are bounded, and what is
-		// refused is so in each epoch.
+		// If a window ends early, it and the next one hold more than MaxWindowPieces together. So the number of windows
+		// is bounded, and a request that is refused is refused in each epoch.
 		if held += pk.held; p.n/k.cfg.Window+2*(held/MaxWindowPieces)+2 > maxPackWindows {
 			return nil, &schema.FieldError{Field: "pack.window", Got: strconv.FormatInt(k.cfg.Window, 10), Want: fmt.Sprintf(
 				"a larger number, or a larger pack.length, so that the %d documents of an epoch have at most %d windows", p.n,

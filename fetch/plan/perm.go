@@ -162,8 +162,8 @@ func (p *feistel) backward(x uint64) uint64 {
 	return l<<(p.bits&63) | r
 }
 
-// scramble is the round function: a keyed hash of half a value, of which the
-// upper bits are used. They depend on every bit of x and of the key; the
+// scramble is the round function: a keyed hash of half a value. Callers use
+// its upper bits, which depend on every bit of x and of the key; the
 // multipliers are those of splitmix64's finalizer.
 func scramble(x, key uint64) uint64 {
 	x = (x ^ key) * 0xbf58476d1ce4e5b9

@@ -204,7 +204,7 @@ func (s *sharing) place(source int, turn uint64) uint64 {
 	return min(turn, never)
 }
 
-// newSharing is the sequence of some weights, not all of which are 0, and whose sum is less than 2^62. owed is what
+// newSharing is the sequence of some weights. At least one is not 0, and their sum is less than 2^62. owed is what
 // sources are owed from before, with carryBits binary places; random has turns come at random, as the seed says.
 func newSharing(weights []uint64, owed []int64, seed uint64, random bool) *sharing {
 	s := &sharing{leaves: make([]int32, len(weights))}
@@ -537,8 +537,8 @@ func (g *grower) use(x *shape, width float64) {
 	}
 }
 
-// owing is what a source of a weight is owed after places places, had of which it got: what
-// it was owed before, plus what it lacks.
+// owing is the number of places that a source of a weight is owed after places places, if it got
+// had of them: what it was owed before, plus what it lacks.
 func owing(owed int64, weight, whole uint64, places, had int64) int64 {
 	due := new(big.Int).Lsh(big.NewInt(places), carryBits)
 	due = partOf(due, weight, whole)

@@ -136,7 +136,7 @@ func Of(r Rates, j Job) (*Prediction, error) {
 // Prediction, which has checked them.
 func At(r Rates, j Job, hits float64) Epoch { return epoch(r, &j, min(max(hits, 0), 1)) }
 
-// epoch estimates an epoch of which caches hold a share.
+// epoch estimates an epoch if caches hold a share of its data.
 func epoch(r Rates, j *Job, held float64) Epoch {
 	e := Epoch{HitShare: held, MovedShare: j.moved()}
 	e.Parts = append(parts(r, j, held), Part{ByConsumer, "pace", over(float64(j.Batch), j.PaceMS/1000)})
@@ -342,7 +342,7 @@ func (j *Job) heldNow() float64 {
 	return min(float64(j.HeldBytes)/max(float64(j.Rows)*j.RowBytes, 1), 1)
 }
 
-// waits reports whether consumers wait after the first batch of an epoch of which caches hold a share.
+// waits reports whether consumers wait after the first batch of an epoch, if caches hold a share of its data.
 // Consumers without a pace always wait.
 func waits(r Rates, j *Job, held float64) bool {
 	pace := over(float64(j.Batch), j.PaceMS/1000)

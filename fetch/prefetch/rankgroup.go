@@ -402,7 +402,7 @@ func (s *owner) sayBack() {
 	releaseBlobs(free)
 }
 
-// backTo is the first row of which a cell has not arrived.
+// backTo is the first row with a cell that has not arrived.
 func (s *owner) backTo() spot {
 	pl := &s.pipeline
 	for pl.whole < len(pl.runs) && pl.runs[pl.whole].missing == 0 {

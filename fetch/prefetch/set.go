@@ -182,7 +182,7 @@ func (s *Set) pieceBytes(t *tenant) int64 {
 		pieceOf(t.most.Load(), t.transit.Load(), t.live.Load()))
 }
 
-// pieceOf is the batch size if n streams share all bytes, of which transit are in
+// pieceOf is the batch size if n streams share all bytes. Of these, transit bytes are in
 // batches that were not released.
 func pieceOf(all, transit, n int64) int64 {
 	if n <= 1 || transit < all/8 {

@@ -471,7 +471,7 @@ func checkHidden(expr *where.Expr, snap *schema.Snapshot, within *schema.Restric
 }
 
 // checkSplit returns an error if a split does not exist for a caller who sees these
-// samples. A split of which the caller sees no sample does not exist.
+// samples. A split without a sample that the caller sees does not exist.
 func checkSplit(snap *schema.Snapshot, name string, seen *plan.Bitmap) error {
 	if name == "" {
 		return nil
@@ -498,8 +498,7 @@ type SeenSplit struct {
 	Seen int64
 }
 
-// SeenSplits lists the splits of which some samples are in seen; all splits if seen is
-// nil.
+// SeenSplits lists the splits that have samples in seen; all splits if seen is nil.
 func SeenSplits(snap *schema.Snapshot, seen *plan.Bitmap) []SeenSplit {
 	var list []SeenSplit
 	for _, s := range snap.Splits {

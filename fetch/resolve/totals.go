@@ -102,8 +102,8 @@ func (rv *Resolver) selectedBytes(ctx context.Context, j *Job) (int64, error) {
 	})
 }
 
-// servedBytes is the size of all served rows. selected is the size of the selected ones,
-// of which some are dropped or repeated. Only those are read again.
+// servedBytes is the size of all served rows. selected is the size of the selected ones.
+// Some of these are dropped or repeated, and only those are read again.
 func (rv *Resolver) servedBytes(ctx context.Context, j *Job, selected int64) (int64, error) {
 	return rv.derivedSum(ctx, j, string(within(j.resolved.Request, "served\x00"+string(j.resolved.Request.Marshal()))),
 		func(ctx context.Context, sizes *cellSizes) (int64, error) {

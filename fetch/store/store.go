@@ -119,8 +119,8 @@ type Traits struct {
 	Addresses bool
 	// Replicas is in how many places a blob is, at most. A read with [WithAttempt](ctx, n) asks the n-th first.
 	Replicas int
-	// Segments says that all keys are addresses in segments, each of which belongs to one ingest: a blob that is put twice
-	// is there twice, and what is counted and removed is segments.
+	// Segments says that all keys are addresses in segments. Each segment belongs to one ingest: a blob that is put twice
+	// is stored twice, and collections count and remove segments.
 	Segments bool
 }
 

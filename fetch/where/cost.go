@@ -126,7 +126,7 @@ type extent struct {
 // one is the extent of a value that is not text, list or struct.
 func one() extent { return same(constant(1)) }
 
-// same is the extent of a value of which only the size is known.
+// same is the extent of a value if only its size is known.
 func same(size poly) extent { return extent{size, size} }
 
 // value counts the steps of a node, and bounds its value.

@@ -175,7 +175,7 @@ type needed struct {
 	paths map[string]bool
 }
 
-// add adds the conditions of several nodes, some of which may be nil.
+// add adds the conditions of several nodes. Nodes may be nil.
 func (d *needed) add(nodes ...ast.Node) {
 	for _, n := range nodes {
 		if n != nil {

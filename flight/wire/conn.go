@@ -259,7 +259,7 @@ func (g *Conn) copy(b []byte) {
 	}
 }
 
-// copyGuarded is copy for bytes that may be in a mapped file, a page of which may have
+// copyGuarded is copy for bytes that may be in a mapped file. A page of that file may have
 // become unreadable.
 func (g *Conn) copyGuarded(b []byte) error {
 	if g.payload == 0 {
@@ -278,7 +278,7 @@ func (g *Conn) copyGuarded(b []byte) error {
 // data takes over b if it is the header of a DATA frame, which the transport
 // writes by itself. If the frame continues the one before it, that one is made
 // longer instead, up to what the client accepts: the transport cuts messages
-// into frames of 16 KiB, each of which costs the client a fair part of what
+// into frames of 16 KiB, and each frame costs the client a fair part of what
 // reading its bytes does. mu is held.
 func (g *Conn) data(b []byte) bool {
 	if len(b) != frameHeader || b[3] != typeData {

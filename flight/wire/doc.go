@@ -2,7 +2,7 @@
 // them, without copying a blob within the process.
 //
 // There is one way through it. [Sender] checks a batch and makes a [Frame] of it: a list
-// of slices, of which the large ones point at the memory of blobs. [Lane.Send] hands the
+// of slices. The large ones point at the memory of blobs. [Lane.Send] hands the
 // frame to grpc and follows it. grpc cuts it into DATA frames and writes each slice to a
 // [Conn], which knows the slices again, keeps them by reference, and has its writer send
 // many at once, over TLS as records. A listener ([Listen]) makes the connections;

@@ -41,7 +41,7 @@ const (
 var zeros [bufferAlignment]byte
 
 // Frame is one FlightData message ready for the wire: its protobuf fields as a list of
-// slices, of which the large ones point at the bytes in their owner's memory.
+// slices. The large ones point at the bytes in their owner's memory.
 //
 // A frame owns its batch. It is sent once, by a lane, which knows when the batch can be
 // released.
@@ -73,7 +73,7 @@ type Piece struct {
 // ownFrame makes a frame of bytes that nothing has to release.
 func ownFrame(b []byte) *Frame { return &Frame{pieces: []Piece{{Bytes: b}}} }
 
-// NewFrame makes a frame of pieces, some of which point into the batch. It takes the
+// NewFrame makes a frame of pieces. Some pieces point into the batch. It takes the
 // batch over. resident is until when its pieces are known to be in memory, zero for
 // always; see FreshUntil.
 func NewFrame(pieces []Piece, b Releaser, resident time.Time) *Frame {

@@ -39,7 +39,7 @@ func FreshUntil(b *schema.Batch, ready time.Time) time.Time {
 	return until
 }
 
-// unknown is until when pages are in memory of which nothing is known.
+// unknown is the time until which pages count as in memory if nothing is known about them.
 var unknown = time.Unix(0, 0)
 
 // sooner is the earlier of two times until which pages are in memory.
@@ -53,8 +53,8 @@ func sooner(a, b time.Time) time.Time {
 // isStale reports whether pages may not be in memory any more.
 func isStale(until time.Time) bool { return !until.IsZero() && !time.Now().Before(until) }
 
-// bringBack has pages of which some may be gone read by a system call that the scheduler knows of, so that none is missing
-// when they are touched next. Where it fails they are missing then, and what cannot be read at all shows.
+// bringBack reads pages that may have left memory, by a system call that the scheduler knows of. So no page is missing
+// when it is touched next. If the call fails, pages are missing then, and a page that cannot be read shows.
 func bringBack(list [][]byte) {
 	for _, b := range list {
 		if len(b) > InlineBytes && !schema.Resident(b) {

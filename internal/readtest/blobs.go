@@ -98,7 +98,7 @@ func (a *answers) one(n int) (read.Answer, error) {
 	return a.list[n], nil
 }
 
-// together fetches many cells at once, some of which are missing. Each cell gets its own
+// together fetches many cells at once. Some of them are missing. Each cell gets its own
 // answer.
 func together(b *bench) {
 	// One in seven is missing. Sizes differ, so that a mix-up of answers is found.

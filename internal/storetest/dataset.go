@@ -108,7 +108,7 @@ func refer(ctx context.Context, in store.Ingest, refs []schema.BlobRef, pageRows
 	return snap, nil
 }
 
-// Read opens a snapshot's manifest and reads all its blobs, each of which must
+// Read opens a snapshot's manifest and reads all its blobs. Each blob must
 // pass its check.
 func Read(ctx context.Context, s store.Store, snap *schema.Snapshot) ([][]byte, error) {
 	var blobs [][]byte

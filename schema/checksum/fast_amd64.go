@@ -25,7 +25,7 @@ func mix(s *sums, from, soon *byte, n int, secret *byte)
 
 // mixCopy mixes the n blocks at from, at least one, into s, prefetches those at soon, and
 // copies by way of the scratch. In the scratch a block follows the last 64 bytes of the
-// block before, some of which are not written yet. It writes whole cache lines of 64
+// block before. Some of these bytes are not written yet. It writes whole cache lines of 64
 // bytes: the first one goes to line, and begins with the scratch's byte at skip. At the
 // end as many bytes remain unwritten as at the beginning.
 //

@@ -138,7 +138,7 @@ func List(dir string) ([]uint32, error) {
 	return ids, nil
 }
 
-// Attach opens an existing segment. Its data ends at end, of which the first durable bytes are on stable storage;
+// Attach opens an existing segment. Its data ends at end. The first durable bytes of it are on stable storage;
 // bytes beyond end are never read. With appendTo, appends continue at end, which must then be the end of the file.
 func (s *Set) Attach(id uint32, end, durable int64, appendTo bool) (*Segment, error) {
 	s.mu.Lock()

@@ -13,8 +13,8 @@
 //   - 2 for a wrong command line or configuration,
 //   - 128 plus the signal's number if a signal ended the command.
 //
-// Begin reading at [Program.Run]. CLI lists the commands, each of which has a file of its
-// own. client.go has the connection, settings.go the configuration file, and node.go the
+// Begin reading at [Program.Run]. CLI lists the commands. Each command has its own
+// file. client.go has the connection, settings.go the configuration file, and node.go the
 // parts of a server.
 package command
 

@@ -37,7 +37,7 @@ const (
 	openToAll = "open"   // no authentication, as for Flight clients
 )
 
-// session is a viewer who has signed in, or an address if no sign-in is needed. All
+// session belongs to one viewer: a signed-in account, or an address if the console needs no sign-in. All
 // fields but views are immutable after newSession and signIn.
 type session struct {
 	token string // token for Flight calls; "" for none

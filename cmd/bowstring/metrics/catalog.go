@@ -128,10 +128,9 @@ var (
 	makingNow     = gauge("operator_cells", "Cells being made, and those that wait for their turn.", "state")
 	makingWorkers = gauge("operator_workers", "Cells that may be made at once.")
 
-	ringsNow  = gauge("shm_rings", "Rings of shared memory that clients on this node have.")
-	ringBytes = gauge("shm_bytes", "Bytes that rings take, until the kernel has the memory back.")
-	ringKept  = gauge("shm_kept_bytes", "Bytes of rings that have ended, of which a process has a descriptor "+
-		"or a mapping still.")
+	ringsNow     = gauge("shm_rings", "Rings of shared memory that clients on this node have.")
+	ringBytes    = gauge("shm_bytes", "Bytes that rings take, until the kernel has the memory back.")
+	ringKept     = gauge("shm_kept_bytes", "Bytes of ended rings that a process still has open or mapped.")
 	ringHeld     = gauge("shm_held_bytes", "Bytes of rings in slots that clients have, or are about to have.")
 	ringsGiven   = counter("shm_rings_total", "Rings given to clients.")
 	ringsRefused = counter("shm_refused_total", "Clients on this node that got no ring.")
@@ -147,7 +146,7 @@ var (
 
 	readSeconds = histogram("read_seconds", "Time of reads that brought the right blob, by tier.", "tier")
 	readReasons = counter("store_reads_total", "Blobs read from the store, by why: `own`, `peer` (for another "+
-		"node), `ahead` (prefetch), `page` (of a manifest) are this node's to read; `astray` (for another node that takes this one for the owner),  `unreachable`, `refused` are another's; `hedge` and `retry` are additional attempts.", "reason")
+		"node), `ahead` (prefetch), `page` (of a manifest) are this node's to read; `astray` (for another node that takes this one for the owner), `unreachable`, `refused` are another's; `hedge` and `retry` are additional attempts.", "reason")
 	readBytes   = counter("read_bytes_total", "Bytes of blobs read, by tier; `peer` is other nodes.", "tier")
 	sharedReads = counter("shared_reads_total", "Blobs that came with a read made for another stream, or from "+
 		"its window.")
@@ -207,7 +206,7 @@ var (
 	spillLost = gauge("spill_index_lost", "1 if the index could not be written: what is in the spill will not be "+
 		"after a restart; else 0.")
 
-	datasetBytes = gauge("spill_dataset_bytes", "Bytes of blobs in the spill; the 50 most recent snapshots by name,  "+
+	datasetBytes = gauge("spill_dataset_bytes", "Bytes of blobs in the spill; the 50 most recent snapshots by name, "+
 		"all others as `other`.", "dataset")
 	datasetHits    = counter("spill_hits_total", "Blobs found in the spill, by snapshot.", "dataset")
 	datasetMisses  = counter("spill_misses_total", "Blobs wanted and not found in the spill, by snapshot.", "dataset")

@@ -411,8 +411,8 @@ func (b *blobColumn) cell(column arrow.Array, row int) (data []byte, path, bad s
 	if column.IsNull(row) {
 		return nil, "", ""
 	}
-	// A column of lists is spread over several blob columns, each of which takes one
-	// element.
+	// A column of lists is spread over several blob columns. Each of these columns takes
+	// one element.
 	if list, ok := column.(array.ListLike); ok {
 		start, end := list.ValueOffsets(row)
 		if n := int(end - start); n > b.element+1 && b.last {

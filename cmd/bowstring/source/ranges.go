@@ -29,7 +29,7 @@ const (
 var errNoAfter = errors.New("the server lists from the beginning on")
 
 // lister lists the objects that begin with a prefix, in parallel. A list is requested
-// page by page, each of which takes a round trip. A sequential list of 100 million keys
+// page by page. Each page takes a round trip. A sequential list of 100 million keys
 // has 100,000 pages.
 //
 // Keys are divided into ranges, which are listed at once. Nothing shows in advance where

@@ -62,8 +62,8 @@ func TestRealListRanges(t *testing.T) {
 	}
 }
 
-// smallPages has pages of a few keys, each of which begins behind a key, and counts the
-// lists that are begun.
+// smallPages is a bucket that lists a few keys a page. Each page begins after the last key
+// of the page before. It counts the lists that are begun.
 type smallPages struct {
 	object.Bucket
 

@@ -423,7 +423,7 @@ func parseJSONMember(ext, text string) (map[jsonKey]written, error) {
 	return values, nil
 }
 
-// maxExtensions bounds the different extensions, each of which would be a column.
+// maxExtensions bounds the number of different extensions, because each one becomes a column.
 const maxExtensions = 1000
 
 // survey is what the first pass over the tars has found. One goroutine uses it.

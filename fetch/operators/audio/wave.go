@@ -378,7 +378,7 @@ func (s *sound) cut(start, n int) error {
 	return nil
 }
 
-// lengthen extends each row to n frames with value, of which before come first. It needs
+// lengthen extends each row to n frames with value: before frames precede the row, the rest follow. It needs
 // the second buffer, because rows move towards the end.
 func (s *sound) lengthen(before, n int, value float32) error {
 	out, err := s.spare(s.rows() * n)

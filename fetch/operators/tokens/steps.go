@@ -113,7 +113,7 @@ func (o *shift) run(c *cell) error {
 }
 
 // cut cuts a list into pieces of one length. The last piece may be shorter. With pieces,
-// each cell has that number of pieces, some of which may be empty.
+// each cell has that number of pieces. Some of them may be empty.
 type cut struct {
 	Length int64  `json:"length"`
 	Pieces *int64 `json:"pieces"`

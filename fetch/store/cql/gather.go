@@ -53,7 +53,7 @@ const selectGathered = "SELECT key, data FROM " + tableParts + " WHERE key IN ? 
 // A host has lanes, the number of requests that should be in flight to it at least. A statement takes as many blobs
 // as there are in flight per lane. While these are fewer than two, a read goes alone and at once. So the blobs in
 // flight are spread over the lanes as evenly as single reads would be. That matters on a long path: the lanes of a
-// distant host are its connections, each of which begins with a small window. An open statement is sent when it is
+// distant host are its connections, and each connection begins with a small window. An open statement is sent when it is
 // full, or after a small part of the usual answer time.
 //
 // Only first attempts are gathered, and a blob that a statement does not bring is read again alone: one that is

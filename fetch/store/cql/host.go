@@ -193,7 +193,7 @@ func (h *host) rested() bool {
 //
 // Latencies are compared between reads of about the same size.
 const (
-	// fullShare is all reads of which a host is the first replica.
+	// fullShare is all reads that have a host as their first replica.
 	fullShare = 1024
 	// leastShare is the initial share of a host that was not read from. A smaller share becomes none.
 	leastShare = fullShare / 16

@@ -196,8 +196,8 @@ func (l driverLogger) write(s string) {
 }
 
 // connect opens a session and calls ready, which sends a request. If ctx ends before, it returns the cause. The
-// driver takes no context there, but it waits only for connections, all of which end with ctx until the session is
-// open. So connect always waits for the driver, which may sleep for a second between attempts. The session's
+// driver takes no context there, but it waits only for connections. Until the session is open, all of them end with
+// ctx. So connect always waits for the driver, which may sleep for a second between attempts. The session's
 // connections end with life.
 func connect(ctx, life context.Context, cl *gocql.ClusterConfig, ready func()) (*gocql.Session, error) {
 	own := *cl

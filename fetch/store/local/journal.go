@@ -234,7 +234,7 @@ func (j *journal) close() error {
 type history struct {
 	rows    change
 	version // of these rows
-	// seen is the greatest number of a change of which the journal has a trace.
+	// seen is the greatest number of a change that left a trace in the journal.
 	seen uint64
 	// damage is the error of an unreadable part. Then rows may be missing, or deleted ones present.
 	damage error

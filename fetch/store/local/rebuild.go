@@ -143,7 +143,7 @@ func (b *rebuilding) findCatalog() error {
 	}
 	db, dbErr := b.readDatabase()
 	switch {
-	// The database is intact, and has every change of which the journal has a trace.
+	// The database is intact, and has every change that left a trace in the journal.
 	case dbErr == nil && db.change >= h.seen:
 		b.rows, b.version, b.report.Catalog = db.rows, db.version, "database"
 	// The journal is intact up to its end.

@@ -45,7 +45,7 @@ type CopyOptions struct {
 // Copied is what Copy has done so far.
 type Copied struct {
 	Snapshots []CopiedSnapshot `json:"snapshots"`
-	// Blobs were seen to, of which Sent were not there and went over.
+	// Blobs were examined. Sent is the number that the target lacked and got.
 	Blobs     int64 `json:"blobs"`
 	Bytes     int64 `json:"bytes"`
 	Sent      int64 `json:"sent"`

@@ -21,7 +21,7 @@ import (
 const DefaultMemory = 256 << 20
 
 // Scope is a set of snapshots and selections in a source, and with it the blobs
-// that they refer to, each of which is visited once however many share it.
+// that they refer to. Each blob is visited once, even if several of them share it.
 //
 // The blobs come as lists. The first has the object sets and the manifest chunks, the second the pages of these, the last the bitmaps
 // of selections and checksums that were learned. Each between them is one pass over the manifests: it has the blobs

@@ -667,8 +667,8 @@ func (m *Mender) From(ctx context.Context, place string, other Scope, found *Ver
 	return nil
 }
 
-// Offer takes a blob of which nothing is known. place says for people where it is from. A
-// nil Store of NewMender notes only that there is a whole copy.
+// Offer repairs the damaged blobs that have this content. It computes the key and the checksum itself. place names
+// the source, for reports. With a nil Store of NewMender it notes only that there is a whole copy.
 func (m *Mender) Offer(ctx context.Context, place string, data []byte, found *Verification) error {
 	ref := schema.RefOf(data)
 	as := content{ref.Size, ref.Sum}

@@ -340,7 +340,7 @@ func muLaw(b byte) int {
 	return v
 }
 
-// aLaw is the 16-bit value of an A-law byte, of which every other bit is inverted.
+// aLaw is the 16-bit value of an A-law byte. In such a byte every other bit is inverted.
 func aLaw(b byte) int {
 	b ^= 0x55
 	v, segment := int(b&15)<<4+8, b>>4&7

@@ -14,7 +14,7 @@ import (
 	"golang.org/x/sync/singleflight"
 )
 
-// pool is the processes that decode: one for each concurrent call, of which some are kept.
+// pool is the decoding processes, one for each concurrent call. It keeps some of them idle.
 // They end with this process, because its end closes their pipes. It is safe for concurrent
 // use. mu is not held while a process works.
 type pool struct {
