@@ -205,8 +205,7 @@ test-quick: $(VENV)/.package build ## The part of pytest that takes no more than
 	@$(STAGE) test-quick $(PYTEST) -m 'not slow and not nightly and not soak and not image and not clients and not kubernetes and not helm' --junitxml=build/stages/test-quick.xml
 
 # Files of tests that need no package but those of tests/pythons.sh: no pandas, torch or Ray.
-
-PLAIN_TESTS := $(addprefix tests/python/test_,arrays.py core.py dtypes.py polars.py client_doors.py collected.py cut_off.py errors.py forks.py laptop.py logged.py moving.py polars_filters.py receiving.py silent.py stream.py)
+PLAIN_TESTS := $(addprefix tests/python/test_,arrays.py core.py dtypes.py polars.py client_auth.py cut_off.py errors.py finalizers.py forks.py laptop.py logged.py moving.py polars_filters.py receiving.py silent.py stream.py)
 # The oldest Python first, which is the one that the lowest versions have wheels for.
 PYTHONS := 3.10 3.11 3.12 3.13
 
