@@ -5,10 +5,12 @@ Links between pages lead somewhere.
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +20,10 @@ import pytest
 import site_pages
 from bowstring import _own
 from conftest import ROOT, StartNode
-from markdown_it import MarkdownIt
+from markdown_it.token import Token
 from node import Node
 from wire import put
+from words import MARKDOWN
 
 DOCUMENTED = "grpc://127.0.0.1:8815"
 
@@ -29,9 +32,23 @@ def blocks(path: Path) -> list[str]:
     return re.findall(r"```python\n(.*?)```", path.read_text(), re.DOTALL)
 
 
+@functools.cache
+def parsed(page: Path) -> list[Token]:
+    return MARKDOWN.parse(page.read_text())
+
+
+def links(page: Path) -> Iterator[str]:
+    """The targets of a page's links and images, except addresses with a scheme."""
+    for child in (child for token in parsed(page) for child in token.children or []):
+        if child.type in ("link_open", "image"):
+            target = str(child.attrs["href" if child.type == "link_open" else "src"])
+            if not re.match(r"[a-z]+:", target):
+                yield target
+
+
 def anchors(page: Path) -> set[str]:
     """The anchors of a page's headings, as GitHub makes them."""
-    tokens = MarkdownIt("commonmark").parse(page.read_text())
+    tokens = parsed(page)
     titles = [tokens[n + 1] for n, token in enumerate(tokens) if token.type == "heading_open"]
     texts = ("".join(child.content for child in title.children or []) for title in titles)
     return {re.sub(r"[^\w\- ]", "", text.lower()).replace(" ", "-") for text in texts}
@@ -43,13 +60,7 @@ PAGES = [ROOT / name for name in site_pages.tracked(ROOT, "*.md")]
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_lead_somewhere(page: Path) -> None:
     """The file and the heading of each link to a file of the repository exist."""
-    tokens = MarkdownIt("commonmark").enable("table").parse(page.read_text())
-    for link in (child for token in tokens for child in token.children or []):
-        target = str(link.attrs.get("href" if link.type == "link_open" else "src", "#"))
-        if link.type not in ("link_open", "image"):
-            continue
-        if re.match(r"[a-z]+:", target):
-            continue
+    for target in links(page):
         path, _, anchor = target.partition("#")
         found = (page.parent / path).resolve() if path else page
         assert found.exists(), target

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 from conftest import ROOT
-from markdown_it import MarkdownIt
-from test_docs import anchors
+from test_docs import anchors, links
 
 QUESTIONS = {
     "How do I install it?": "README.md#install",
@@ -56,15 +55,8 @@ QUESTIONS = {
 
 def linked(page: Path) -> set[Path]:
     """The pages of the repository that a page links to."""
-    tokens = MarkdownIt("commonmark").enable("table").parse(page.read_text())
-    targets = (
-        str(child.attrs["href"]).partition("#")[0]
-        for token in tokens
-        for child in token.children or []
-        if child.type == "link_open"
-    )
-    found = {(page.parent / target).resolve() for target in targets if target and ":" not in target}
-    return {target for target in found if target.suffix == ".md"}
+    targets = ((page.parent / link.partition("#")[0]).resolve() for link in links(page))
+    return {target for target in targets if target.suffix == ".md"}
 
 
 def test_two_hops_to_an_answer() -> None:
