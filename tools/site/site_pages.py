@@ -7,7 +7,6 @@ links while MkDocs runs was the alternative; it would have to know each kind of 
 
 from __future__ import annotations
 
-import argparse
 import os
 import re
 import shutil
@@ -18,11 +17,10 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 CONFIG = Path(__file__).with_name("mkdocs.yml")
 LINK = re.compile(r"(\]\()([^)\s#]+)((?:#[^)\s]*)?\))")
-# Notes for whoever updates vendored files are no pages of the documentation.
-LEFT_OUT = ("cmd/", "tools/")
 
 
 def tracked(root: Path, *patterns: str) -> list[str]:
+    """The files that git tracks or would add, so that a new page is checked before its commit."""
     listed = subprocess.run(
         ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z", "--", *patterns],  # noqa: S607
         cwd=root,
@@ -34,8 +32,8 @@ def tracked(root: Path, *patterns: str) -> list[str]:
 
 
 def pages(root: Path) -> list[str]:
-    """The Markdown files of the documentation, by path from the root."""
-    return [name for name in tracked(root, "*.md") if not name.startswith(LEFT_OUT)]
+    """The Markdown files of the documentation, by path from the root. In cmd are only notes on vendored files."""
+    return [name for name in tracked(root, "*.md") if not name.startswith("cmd/")]
 
 
 def stage(root: Path, into: Path) -> None:
@@ -115,12 +113,9 @@ def build(pages: Path, out: Path) -> subprocess.CompletedProcess[str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--pages", type=Path, default=ROOT / "build" / "site-pages", help="where pages are copied to")
-    parser.add_argument("--out", type=Path, default=ROOT / "build" / "site", help="where the site is written")
-    given = parser.parse_args()
-    stage(ROOT, given.pages)
-    done = build(given.pages, given.out)
+    pages = ROOT / "build" / "site-pages"
+    stage(ROOT, pages)
+    done = build(pages, ROOT / "build" / "site")
     if done.returncode:
         sys.exit("\n".join(line for line in done.stdout.splitlines() if not line.startswith("INFO")))
 
