@@ -29,16 +29,16 @@ RESULTS = PAGES / "results.json"
 LINKS = {"0ms": "0 ms", "20ms": "20 ms", "150ms": "150 ms"}
 NAMES = {"bowstring": "Bowstring, tars", "bowstring-files": "Bowstring, files", "serial": "one at a time"}
 MODES = {"light": ("#1f2328", "#d0d7de"), "dark": ("#e6edf3", "#3d444d")}
-# Apart also for colour-blind readers, on white and on black.
+# Colour-blind readers can distinguish these, on white and on black.
 COLOURS = ("#1f83c9", "#56b4e9", "#009e73", "#e69f00", "#d55e00", "#cc79a7", "#999999", "#8c6bb1", "#66a61e")
+POLICIES = {"optimum": 6, "next-use": 0, "static": 3, "fifo": 4, "lru": 5}  # with their colours
+CACHE_SIZES = (10, 25, 50, 75)
 FIGURES_WANTED = {
     "objects": [f"{kind}_{link}" for kind in ("mb_per_s", "first_batch_s") for link in LINKS],
     "objects_cost": ["http_s_per_gb", "tls_s_per_gb"],
     "cql_cpu": ["server_s_per_gb"],
     "spill": ["server_cpu_s_per_gb", "local_cpu_s_per_gb"],
-    "policy": [
-        f"{name}_{size}%" for name in ("optimum", "next-use", "lru", "fifo", "static") for size in (10, 25, 50, 75)
-    ],
+    "policy": [f"{name}_{size}%" for name in POLICIES for size in CACHE_SIZES],
 }
 
 Cases = dict[str, dict[str, Any]]
@@ -54,6 +54,7 @@ def by_link(axes: Axes, case: dict[str, Any], kind: str, unit: str) -> None:
     axes.set_xticks(range(len(LINKS)), LINKS.values())
     axes.set_xlabel("round trip to the bucket")
     axes.set_ylabel(unit)
+    axes.grid(axis="y")
     axes.legend(ncols=2, frameon=False, fontsize=8, labelcolor="linecolor")
 
 
@@ -90,16 +91,15 @@ def price(axes: Axes, cases: Cases) -> None:
 
 
 def cache(axes: Axes, cases: Cases) -> None:
-    sizes = (10, 25, 50, 75)
-    names = ("optimum", "next-use", "static", "fifo", "lru")
-    for n, name in enumerate(names):
-        rates = [cases["policy"][f"{name}_{size}%"] for size in sizes]
+    for name, colour in POLICIES.items():
+        rates = [cases["policy"][f"{name}_{size}%"] for size in CACHE_SIZES]
         label = {"next-use": "next use (Bowstring)", "optimum": "Belady's optimum"}.get(name, name)
-        axes.plot(sizes, rates, "--" if name == "optimum" else "o-", label=label, color=COLOURS[(6, 0, 3, 4, 5)[n]])
-    axes.set_xticks(sizes, [f"{size} %" for size in sizes])
+        axes.plot(CACHE_SIZES, rates, "--" if name == "optimum" else "o-", label=label, color=COLOURS[colour])
+    axes.set_xticks(CACHE_SIZES, [f"{size} %" for size in CACHE_SIZES])
     axes.set_xlabel("cache, of the dataset; four jobs")
     axes.set_ylabel("hit rate")
     axes.set_ylim(0, 1)
+    axes.grid()
     axes.legend(frameon=False, labelcolor="linecolor")
 
 
@@ -117,6 +117,7 @@ def nodes(axes: Axes, cases: Cases) -> None:
     axes.set_yticks([16, 32, 64, 128], ["16", "32", "64", "128"])
     axes.set_xlabel("nodes")
     axes.set_ylabel("loading from the nodes' caches,\ntimes as fast as from the store")
+    axes.grid()
     axes.legend(frameon=False, labelcolor="linecolor")
 
 
@@ -126,6 +127,7 @@ def horizontal(axes: Axes, rows: dict[str, float], unit: str, form: str) -> None
     axes.invert_yaxis()
     axes.set_xlabel(unit)
     axes.margins(x=0.12)
+    axes.grid(axis="x")
 
 
 PLOTS: dict[str, tuple[str, Callable[[Axes, Cases], None]]] = {
@@ -149,6 +151,7 @@ def draw(cases: Cases, folder: Path) -> None:
                 "svg.hashsalt": name,
                 "axes.edgecolor": grid,
                 "grid.color": grid,
+                "grid.linewidth": 0.5,
                 "axes.spines.top": False,
                 "axes.spines.right": False,
                 "font.family": "sans-serif",
@@ -156,10 +159,9 @@ def draw(cases: Cases, folder: Path) -> None:
             with mpl.rc_context(settings):
                 figure, axes = plt.subplots(figsize=(7.2, 3.8), layout="constrained")
                 plot(axes, cases)
-                axes.grid(visible=True, axis="both" if axes.lines else "x" if name in ("cpu", "price") else "y", lw=0.5)
                 axes.set_axisbelow(True)
-                source = f"make bench CASE={case}, {cases[case]['date']}, {cases[case]['machine']}"
-                axes.set_title(source.removeprefix("make bench CASE=cost, "), fontsize=8, loc="right")
+                source = "" if case == "cost" else f"make bench CASE={case}, "  # prices are not measured
+                axes.set_title(f"{source}{cases[case]['date']}, {cases[case]['machine']}", fontsize=8, loc="right")
                 metadata = {"Date": None, "Creator": f"bench/plots.py, matplotlib {mpl.__version__}"}
                 figure.savefig(folder / f"{name}-{mode}.svg", transparent=True, metadata=metadata)
                 plt.close(figure)
@@ -174,16 +176,14 @@ def taken(cases: Cases, lines: str) -> Cases:
     new = dict(cases)
     for text in lines.splitlines():
         line = json.loads(text) if text.startswith("{") else {}
-        wanted = FIGURES_WANTED.get(line.get("case", ""), [])
-        if "reached" not in line or not all(name in line for name in wanted) or not wanted:
-            continue
-        machine = f"{platform.machine()}, {os.cpu_count()} cores"
-        new[line["case"]] = {
-            "case": line["case"],
-            "date": f"{datetime.now(timezone.utc):%Y-%m-%d}",
-            "machine": machine,
-            **{name: line[name] for name in wanted},
-        }
+        wanted = FIGURES_WANTED.get(line.get("case", ""))
+        if wanted and "reached" in line and all(name in line for name in wanted):
+            new[line["case"]] = {
+                "case": line["case"],
+                "date": f"{datetime.now(timezone.utc):%Y-%m-%d}",
+                "machine": f"{platform.machine()}, {os.cpu_count()} cores",
+                **{name: line[name] for name in wanted},
+            }
     return new
 
 

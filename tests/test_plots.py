@@ -19,7 +19,7 @@ def test_plots_are_up_to_date(tmp_path: Path) -> None:
     assert made.keys() == kept.keys(), "run python bench/plots.py"
     assert all("<text" in text and len(text) < 40_000 for text in kept.values())
     (version,) = set(re.findall(r"plots\.py, matplotlib ([\d.]+)", "".join(kept.values())))
-    if version == mpl.__version__:  # another one may place a glyph elsewhere
+    if version == mpl.__version__:  # another version may place glyphs elsewhere
         assert made == kept, "run python bench/plots.py"
 
 
