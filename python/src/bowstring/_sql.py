@@ -16,7 +16,7 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -38,19 +38,52 @@ from bowstring._where import (
 )
 from bowstring.errors import InvalidRequest
 
-if TYPE_CHECKING:
+try:
+    import sqlglot
     from sqlglot import exp
+    from sqlglot.errors import ParseError, TokenError
+except ImportError as error:
+    raise ImportError("sql needs the package sqlglot: pip install 'bowstring[sql]'") from error
 
 _AROUND = 80  # characters of a line that an error shows on each side of its place
 _NAMES = 64  # columns that an error lists
-_OPERATORS: dict[str, Callable[[Any, Any], bool]] = {
+_COMPARISONS: dict[type[exp.Expr], str] = {
+    exp.EQ: "==",
+    exp.NEQ: "!=",
+    exp.LT: "<",
+    exp.LTE: "<=",
+    exp.GT: ">",
+    exp.GTE: ">=",
+}
+_ARITHMETIC: dict[type[exp.Expr], str] = {
+    exp.Neg: "-",
+    exp.Add: "+",
+    exp.Sub: "-",
+    exp.Mul: "*",
+    exp.Div: "/",
+    exp.Mod: "%",
+}
+_OPERATORS: dict[str, Callable[[Any, Any], Any]] = {
     "==": operator.eq,
     "!=": operator.ne,
     "<": operator.lt,
     "<=": operator.le,
     ">": operator.gt,
     ">=": operator.ge,
+    "+": operator.add,
+    "-": operator.sub,
+    "*": operator.mul,
+    "/": operator.truediv,
 }
+# The server's name of a function, the kinds that it takes, and the kind of its result if that is another.
+_FUNCTIONS: dict[type[exp.Expr], tuple[str, tuple[str, ...], str]] = {
+    exp.Lower: ("lower", ("str",), ""),
+    exp.Upper: ("upper", ("str",), ""),
+    exp.Length: ("len", ("str", "list"), "int"),
+    exp.Abs: ("abs", ("int", "float"), ""),
+}
+# The parts of a text that are conditions, apart from columns, literals and parentheses.
+_CONDITIONS = (exp.Predicate, exp.Not, exp.Connector, exp.Escape, exp.StartsWith, exp.EndsWith, exp.Contains)
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
@@ -106,12 +139,6 @@ class _Reader:
 
     def read(self) -> str:
         try:
-            import sqlglot
-            from sqlglot import exp
-            from sqlglot.errors import ParseError, TokenError
-        except ImportError as error:
-            raise ImportError("sql needs the package sqlglot: pip install 'bowstring[sql]'") from error
-        try:
             tree = sqlglot.parse_one(self._sql, into=exp.Condition, dialect="duckdb")
             rows = self._condition(tree).true
         except ParseError as error:
@@ -148,8 +175,6 @@ class _Reader:
     # --- conditions -------------------------------------------------------
 
     def _condition(self, node: exp.Expr) -> Condition:
-        from sqlglot import exp
-
         match node:
             case exp.Paren():
                 return self._condition(node.this)
@@ -197,12 +222,11 @@ class _Reader:
             left = left.this
         found = self._condition(left)
         for part in reversed(parts):
-            found = found & self._condition(part) if kind.__name__ == "And" else found | self._condition(part)
+            found = found & self._condition(part) if kind is exp.And else found | self._condition(part)
         return found
 
     def _comparison(self, node: exp.Expr) -> Condition:
-        ops = {"EQ": "==", "NEQ": "!=", "LT": "<", "LTE": "<=", "GT": ">", "GTE": ">="}
-        return self._compared(node, self._value(node.this), ops[type(node).__name__], self._value(node.expression))
+        return self._compared(node, self._value(node.this), _COMPARISONS[type(node)], self._value(node.expression))
 
     def _compared(self, node: exp.Expr, left: _Value | _Literal, op: str, right: _Value | _Literal) -> Condition:
         if _Literal(None) in (left, right):
@@ -292,8 +316,6 @@ class _Reader:
         return Condition(Rows(listed, True), NONE if None in given else false)
 
     def _like(self, node: exp.Expr, escape: exp.Expr | None) -> Condition:
-        from sqlglot import exp
-
         value, pattern = self._value(node.this), self._value(node.expression)
         if _Literal(None) in (value, pattern):
             return NULL
@@ -323,8 +345,6 @@ class _Reader:
         return ~found if node.args.get("negate") else found
 
     def _is(self, node: exp.Expr) -> Condition:
-        from sqlglot import exp
-
         wanted = node.expression
         negated = isinstance(wanted, exp.Not)
         wanted = wanted.this if negated else wanted
@@ -339,11 +359,9 @@ class _Reader:
         return ~found if negated else found
 
     def _is_null(self, node: exp.Expr) -> Condition:
-        from sqlglot import exp
-
         if isinstance(node, exp.Paren):
             return self._is_null(node.this)
-        if isinstance(node, _conditions()):
+        if isinstance(node, _CONDITIONS):
             condition = self._condition(node)
             known = condition.true | condition.false
             return Condition(_no(known), known)
@@ -376,8 +394,6 @@ class _Reader:
     # --- values -----------------------------------------------------------
 
     def _value(self, node: exp.Expr) -> _Value | _Literal:
-        from sqlglot import exp
-
         match node:
             case exp.Paren():
                 return self._value(node.this)
@@ -443,23 +459,13 @@ class _Reader:
         return found[0] if len(found) == 1 else None
 
     def _sum(self, node: exp.Expr) -> _Value | _Literal:
-        from sqlglot import exp
-
         if isinstance(node, exp.Neg):
             sides = [_Literal(0), self._value(node.this)]
         else:
             sides = [self._value(node.this), self._value(node.expression)]
         if _Literal(None) in sides:
             return _Literal(None)
-        kinds: dict[type[exp.Expr], str] = {
-            exp.Neg: "-",
-            exp.Add: "+",
-            exp.Sub: "-",
-            exp.Mul: "*",
-            exp.Div: "/",
-            exp.Mod: "%",
-        }
-        op = kinds[type(node)]
+        op = _ARITHMETIC[type(node)]
         if all(isinstance(side, _Literal) and _is_number(side.value) for side in sides):
             return self._folded(node, op, *(side.value for side in sides if isinstance(side, _Literal)))
         values = []
@@ -489,21 +495,15 @@ class _Reader:
             left, right = float(left), float(right)
         if op == "%":
             return _Literal(int(math.fmod(left, right)) if abs(left) < 1 << 53 else left % right)
-        made = {"+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.truediv}[op](left, right)
-        return _Literal(made)
+        return _Literal(_OPERATORS[op](left, right))
 
     def _function(self, node: exp.Expr) -> _Value:
-        name, wanted, made = {
-            "Lower": ("lower", ("str",), ""),
-            "Upper": ("upper", ("str",), ""),
-            "Length": ("len", ("str", "list"), "int"),
-            "Abs": ("abs", ("int", "float"), ""),
-        }[type(node).__name__]
+        name, wanted, made = _FUNCTIONS[type(node)]
         value = self._value(node.this)
         if not isinstance(value, _Value) or value.kind not in wanted:
             raise self._error(node, f"{_named(node)} needs a column of {'text' if 'str' in wanted else 'numbers'}")
         kind, stored = (made, pa.int64()) if made else (value.kind, value.type)
-        return replace(value, text=f"{name}({value.text})", kind=kind, type=stored, classes=(), nan=value.nan)
+        return replace(value, text=f"{name}({value.text})", kind=kind, type=stored, classes=())
 
     def _coalesce(self, node: exp.Expr) -> _Value | _Literal:
         given = [self._value(part) for part in (node.this, *node.expressions)]
@@ -569,12 +569,6 @@ def _guard(value: _Value) -> str:
 def _no(rows: Rows) -> Rows:
     """The rows that are not among others."""
     return Rows({"true": "false", "false": "true"}.get(rows.text or "", f"not ({rows.text})"), True)
-
-
-def _conditions() -> tuple[type[exp.Expr], ...]:
-    from sqlglot import exp
-
-    return (exp.Predicate, exp.Not, exp.Connector, exp.Escape, exp.StartsWith, exp.EndsWith, exp.Contains)
 
 
 def _kind(kind: pa.DataType) -> str:
@@ -668,7 +662,7 @@ def _meant(name: str, known: Sequence[str]) -> str:
 
 def _named(node: exp.Expr) -> str:
     """The name of a part of a condition."""
-    name = getattr(node, "name", "") if type(node).__name__ == "Anonymous" else type(node).__name__
+    name = node.name if isinstance(node, exp.Anonymous) else type(node).__name__
     return re.sub(r"(?<=[a-z])(?=[A-Z])", " ", name).upper() if name != "" else "this"
 
 
