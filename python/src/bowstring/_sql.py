@@ -13,7 +13,7 @@ import json
 import math
 import operator
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from typing import Any
@@ -22,6 +22,7 @@ import numpy as np
 import pyarrow as pa
 
 from bowstring._where import (
+    IDENTIFIER,
     MIRRORED,
     NONE,
     NULL,
@@ -84,7 +85,6 @@ _FUNCTIONS: dict[type[exp.Expr], tuple[str, tuple[str, ...], str]] = {
 }
 # The parts of a text that are conditions, apart from columns, literals and parentheses.
 _CONDITIONS = (exp.Predicate, exp.Not, exp.Connector, exp.Escape, exp.StartsWith, exp.EndsWith, exp.Contains)
-_IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 @dataclass(frozen=True)
@@ -135,7 +135,7 @@ class _Reader:
 
     def __init__(self, sql: str, schema: pa.Schema) -> None:
         self._sql = sql
-        self._schema = schema
+        self._fields = _fields(schema)
 
     def read(self) -> str:
         try:
@@ -270,7 +270,7 @@ class _Reader:
         match value.kind, given:
             case "int", str() if value.classes:
                 if given in value.classes:
-                    return list(value.classes).index(given)
+                    return value.classes.index(given)
                 raise self._error(node, f"{value.text} has no class {given!r}{_meant(given, value.classes)}")
             case (("int" | "float"), bool()):
                 pass
@@ -298,22 +298,17 @@ class _Reader:
             raise self._error(node, "want a list of values after IN, such as IN (1, 2)")
         value = self._value(node.this)
         items = [self._value(item) for item in node.expressions]
-        if (
-            isinstance(value, _Literal)
-            or value.kind not in ("int", "float", "str")
-            or not all(isinstance(item, _Literal) for item in items)
-        ):
+        given = [item.value for item in items if isinstance(item, _Literal)]
+        if isinstance(value, _Literal) or value.kind not in ("int", "float", "str") or len(given) < len(items):
             found = constant(False)
             for item in items:
                 found = found | self._compared(node, value, "==", item)
             return found
-        given = [item.value for item in items if isinstance(item, _Literal)]
         fitted = [self._fitted(node, value, _Literal(item)) for item in given if item is not None]
         kept = [item for item in fitted if value.kind != "int" or isinstance(item, int)]
         listed = f"{value.text} in [{', '.join(map(_written, kept))}]" if kept else "false"
-        unequal = f"not ({listed})" if kept else "true"
-        false = Rows(f"{value.known} and {unequal}" if value.nulls else unequal, True)
-        return Condition(Rows(listed, True), NONE if None in given else false)
+        found = _or_null(value, listed)
+        return replace(found, false=NONE) if None in given else found
 
     def _like(self, node: exp.Expr, escape: exp.Expr | None) -> Condition:
         value, pattern = self._value(node.this), self._value(node.expression)
@@ -331,17 +326,13 @@ class _Reader:
         except ValueError as error:
             raise self._error(node.expression, str(error)) from None
         folded = isinstance(node, exp.ILike)
-        regex = "".join({"%": ".*", "_": "."}[p[0]] if p[0] else re.escape(p[1]) for p in parts)
         if value.classes:
-            matches = re.compile(regex, re.DOTALL | (re.IGNORECASE if folded else 0)).fullmatch
+            matches = re.compile(_regex(parts), re.DOTALL | (re.IGNORECASE if folded else 0)).fullmatch
             numbers = [str(n) for n, name in enumerate(value.classes) if matches(name)]
             holds = f"{value.text} in [{', '.join(numbers)}]" if numbers else "false"
         else:
-            holds = _like_text(value.text, parts, folded=folded)
-            if holds == "true":
-                holds = value.known
-        unequal = f"not ({holds})"
-        found = exactly(holds, f"{value.known} and {unequal}" if value.nulls else unequal)
+            holds = _like_text(value, parts, folded=folded)
+        found = _or_null(value, holds)
         return ~found if node.args.get("negate") else found
 
     def _is(self, node: exp.Expr) -> Condition:
@@ -379,7 +370,7 @@ class _Reader:
         if not isinstance(value, _Value) or value.kind != "str" or not isinstance(part, _Literal):
             raise self._error(node, f"{_named(node)} needs a column of text, and text in '…'")
         holds = f"{value.text} {test} {_written(self._fitted(node, value, part))}"
-        return exactly(holds, f"{value.known} and not ({holds})" if value.nulls else f"not ({holds})")
+        return _or_null(value, holds)
 
     def _has_item(self, node: exp.Expr) -> Condition:
         value, item = self._value(node.this), self._value(node.expression)
@@ -389,7 +380,7 @@ class _Reader:
             raise self._error(node, "list_contains needs a column of lists, and a literal")
         items = _Value(value.text, _kind(value.type.value_type), value.type.value_type)
         holds = f"{_written(self._fitted(node, items, item))} in {value.text}"
-        return exactly(holds, f"{value.known} and not ({holds})" if value.nulls else f"not ({holds})")
+        return _or_null(value, holds)
 
     # --- values -----------------------------------------------------------
 
@@ -423,8 +414,7 @@ class _Reader:
             kind = "blob" if is_blob(found) else "str" if found.name == "id" else _kind(found.type)
             nulls: tuple[str, ...] = ()
             if found.nullable and found.name != "id":
-                nulls = (Column(pa.field(f"{found.name}.size", pa.int64())).text if kind == "blob"
-                         else Column(found).text,)  # fmt: skip
+                nulls = (Column(self._fields[f"{found.name}.size"] if kind == "blob" else found).text,)
             named = json.loads((found.metadata or {}).get(b"bowstring.classes", b"[]")) if kind == "int" else ()
             return _Value(Column(found).text, kind, found.type, nulls, pa.types.is_floating(found.type), named)
         first = self._field(parts[0].name, anycase=anycase)
@@ -432,30 +422,18 @@ class _Reader:
             inner, text = first, Column(first).text
             for part in parts[1:]:
                 there = inner.type.get_field_index(part.name) if pa.types.is_struct(inner.type) else -1
-                if there < 0 or not _IDENTIFIER.fullmatch(part.name):
+                if there < 0 or not IDENTIFIER.fullmatch(part.name):
                     raise self._error(node, f"{text} has no field {part.name!r}")
                 inner, text = inner.type.field(there), f"{text}.{part.name}"
             return _Value(text, _kind(inner.type), inner.type, (text,), pa.types.is_floating(inner.type))
-        names = self._names()
+        names = [column.name for column in self._fields.values() if not is_blob(column)]
         more = f", and {len(names) - _NAMES} more" if len(names) > _NAMES else ""
         raise self._error(node, f'no column "{name}"{_meant(name, names)}; there are {", ".join(names[:_NAMES])}{more}')
 
-    def _names(self) -> list[str]:
-        blobs = [column.name for column in self._schema if is_blob(column)]
-        plain = [column.name for column in self._schema if not is_blob(column)]
-        return [*plain, "position", "split", *(f"{name}.{part}" for name in blobs for part in ("size", "key"))]
-
     def _field(self, name: str, *, anycase: bool) -> pa.Field | None:
-        fields = {column.name: column for column in self._schema}
-        for column in self._schema:
-            if is_blob(column):
-                fields.setdefault(f"{column.name}.size", pa.field(f"{column.name}.size", pa.int64(), column.nullable))
-                fields.setdefault(f"{column.name}.key", pa.field(f"{column.name}.key", pa.string(), column.nullable))
-        fields.setdefault("position", pa.field("position", pa.int64(), nullable=False))
-        fields.setdefault("split", pa.field("split", pa.string(), nullable=False))
-        if name in fields or not anycase:
-            return fields.get(name)
-        found = [column for known, column in fields.items() if known.lower() == name.lower()]
+        if name in self._fields or not anycase:
+            return self._fields.get(name)
+        found = [column for known, column in self._fields.items() if known.lower() == name.lower()]
         return found[0] if len(found) == 1 else None
 
     def _sum(self, node: exp.Expr) -> _Value | _Literal:
@@ -566,24 +544,40 @@ def _guard(value: _Value) -> str:
     return f"{value.known} and " if value.nulls else ""
 
 
+def _or_null(value: _Value, holds: str) -> Condition:
+    """A test of a value, which is null where the value is."""
+    return exactly(holds, f"{_guard(value)}{_not(holds)}")
+
+
 def _no(rows: Rows) -> Rows:
     """The rows that are not among others."""
-    return Rows({"true": "false", "false": "true"}.get(rows.text or "", f"not ({rows.text})"), True)
+    return Rows(_not(rows.text or ""), True)
+
+
+def _not(text: str) -> str:
+    return {"true": "false", "false": "true"}.get(text, f"not ({text})")
+
+
+def _fields(schema: pa.Schema) -> dict[str, pa.Field]:
+    """The names that a condition may have: columns, and those that the server adds to them."""
+    fields = {column.name: column for column in schema}
+    fields.setdefault("position", pa.field("position", pa.int64(), nullable=False))
+    fields.setdefault("split", pa.field("split", pa.string(), nullable=False))
+    for blob in filter(is_blob, schema):
+        for part, kind in (("size", pa.int64()), ("key", pa.string())):
+            fields.setdefault(f"{blob.name}.{part}", pa.field(f"{blob.name}.{part}", kind, blob.nullable))
+    return fields
 
 
 def _kind(kind: pa.DataType) -> str:
-    t = pa.types
-    if t.is_dictionary(kind):
+    """The kind of a value of this type."""
+    if pa.types.is_dictionary(kind):
         return _kind(kind.value_type)
-    tests: Iterable[tuple[str, Sequence[Callable[[pa.DataType], bool]]]] = (
-        ("bool", (t.is_boolean,)),
-        ("int", (t.is_integer,)),
-        ("float", (t.is_floating, t.is_decimal)),
-        ("str", (t.is_string, t.is_large_string)),
-        ("time", (t.is_timestamp, t.is_date32)),
-        ("list", (t.is_list, t.is_fixed_size_list)),
-    )
-    return next((name for name, those in tests if any(test(kind) for test in those)), "")
+    if pa.types.is_decimal(kind):
+        return "float"
+    if pa.types.is_list(kind) or pa.types.is_fixed_size_list(kind):
+        return "list"
+    return Column(pa.field("", kind)).kind
 
 
 def _is_number(value: object) -> bool:
@@ -640,19 +634,23 @@ def _pattern(text: str, escape: str) -> list[tuple[str, str]]:
     return parts
 
 
-def _like_text(text: str, parts: Sequence[tuple[str, str]], *, folded: bool) -> str:
+def _regex(parts: Sequence[tuple[str, str]]) -> str:
+    """The parts of a pattern as a regular expression of Go and of Python."""
+    escaped = re.compile(r"([\\.+*?()|\[\]{}^$])")
+    return "".join({"%": ".*", "_": "."}[kind] if kind else escaped.sub(r"\\\1", letters) for kind, letters in parts)
+
+
+def _like_text(value: _Value, parts: Sequence[tuple[str, str]], *, folded: bool) -> str:
     """The expression of a pattern: of a simple one, a test by which the server skips pages."""
     kinds = "".join(kind or "a" for kind, _ in parts)
     inside = quoted(next((letters for kind, letters in parts if not kind), ""))
     simple = {"": "==", "a": "==", "a%": "startsWith", "%a": "endsWith", "%a%": "contains"}
     if kinds == "%":
-        return "true"
+        return value.known
     if kinds in simple and not folded:
-        return f"{text} {simple[kinds]} {inside}"
-    regex = "".join({"%": ".*", "_": "."}[kind] if kind else re.sub(r"([\\.+*?()|\[\]{}^$])", r"\\\1", letters)
-                    for kind, letters in parts)  # fmt: skip
+        return f"{value.text} {simple[kinds]} {inside}"
     flags = "is" if folded else "s"
-    return f"{text} matches {quoted(f'(?{flags})^{regex}$')}"
+    return f"{value.text} matches {quoted(f'(?{flags})^{_regex(parts)}$')}"
 
 
 def _meant(name: str, known: Sequence[str]) -> str:

@@ -21,7 +21,7 @@ import pyarrow as pa
 
 MAX_BYTES = 16_384  # largest expression that the server accepts
 EXACT_FLOAT = 1 << 53  # up to here every integer is a float
-_IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _KEYWORDS = frozenset(
     [
         "and",
@@ -131,7 +131,7 @@ class Column:
     def text(self) -> str:
         """The column's name in an expression."""
         name = self.field.name
-        if _IDENTIFIER.fullmatch(name) and name not in _KEYWORDS:
+        if IDENTIFIER.fullmatch(name) and name not in _KEYWORDS:
             return str(name)
         return f"$env[{quoted(name)}]"
 
