@@ -42,11 +42,13 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_idle.clear)
 
 
-def _idle_thread() -> _Thread:
+def in_thread(work: Callable[[], None]) -> None:
+    """Run a function in an idle thread, or in a new one. It must not raise."""
     try:
-        return _idle.pop()
+        thread = _idle.pop()
     except IndexError:
-        return _Thread()
+        thread = _Thread()
+    thread.do(work)
 
 
 class BackgroundCall(Generic[T]):
@@ -60,7 +62,7 @@ class BackgroundCall(Generic[T]):
         self._made: list[T] = []
         self._error: BaseException | None = None
         self._over = False  # it was taken, or cancelled
-        _idle_thread().do(self._run)
+        in_thread(self._run)
 
     def _run(self) -> None:
         made: list[T] = []

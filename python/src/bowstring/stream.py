@@ -19,7 +19,7 @@ import pyarrow as pa
 import tenacity
 
 from bowstring import _fork
-from bowstring._background import BackgroundCall
+from bowstring._background import BackgroundCall, in_thread
 from bowstring._finalizers import finalizer
 from bowstring._messages import shown
 from bowstring._shm import LARGE, Ring
@@ -134,8 +134,7 @@ class Batches(Iterator[pa.RecordBatch]):
 
     async def __anext__(self) -> pa.RecordBatch:
         """The next batch, while other tasks run. If this task is cancelled, the next call returns the batch."""
-        awaited = self._awaited or self._read_beside()
-        self._awaited = awaited
+        awaited = self._awaited = self._awaited or self._read_beside()
         # Without the shield, a cancelled task would cancel the future, and its batch would be lost.
         try:
             batch = await asyncio.shield(asyncio.wrap_future(awaited))
@@ -157,7 +156,7 @@ class Batches(Iterator[pa.RecordBatch]):
             except BaseException as error:  # noqa: BLE001 - it is raised in the task
                 future.set_exception(error)
 
-        threading.Thread(target=read, name="bowstring batch", daemon=True).start()
+        in_thread(read)
         return future
 
     async def __aenter__(self) -> Batches:
