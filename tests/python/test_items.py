@@ -195,6 +195,7 @@ def test_batched_map(dataset: bowstring.Dataset) -> None:
         (lambda: dataset.map(3), TypeError, "want a function"),  # type: ignore[arg-type]
         (lambda: dataset.with_format("arrow").map(widths), InvalidRequest, "with_format"),
         (lambda: dataset.map(widths, batch_size=0), InvalidRequest, "1 or more"),
+        (lambda: every.map(widths, batch_size=0), InvalidRequest, "1 or more"),
     ):
         with pytest.raises(error, match=says):
             wrong()

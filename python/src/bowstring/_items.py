@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from bowstring._map import Mapped, checked_size, step_of
+from bowstring._map import Mapped
 from bowstring._positions import range_of
 from bowstring._request import Request
 from bowstring._wire import Positions, to_numpy
@@ -81,8 +81,7 @@ class Items(Request):
             batch_size: The largest number of rows of such a call in iteration.
             remove_columns: Columns to drop.
         """
-        step = step_of(function, batched=batched, remove_columns=remove_columns)
-        return Mapped(self, (step,), checked_size(batch_size))
+        return Mapped(self, (), batch_size).map(function, batched=batched, remove_columns=remove_columns)
 
     def to_pandas(self) -> Any:
         """All rows, as a frame of pandas."""

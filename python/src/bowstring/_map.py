@@ -25,16 +25,12 @@ class _Step:
         """The results for several rows, which are a mapping of columns."""
         if self.batched:
             return self._merged(rows, self.function(rows))
-        made = [self.of_row({name: values[n] for name, values in rows.items()}) for n in range(_count(rows))]
+        made = [self._merged(row, self.function(row)) for row in _split(rows)]
         names = list(made[0]) if made else [name for name in rows if name not in self.removed]
         for row in made:
             if list(row) != names:
                 raise ValueError(f"map: one row has {', '.join(names)}, and another one {', '.join(row)}")
         return {name: [row[name] for row in made] for name in names}
-
-    def of_row(self, row: Any) -> Any:
-        """The result for one row."""
-        return self._merged(row, self.function(row))
 
     def _merged(self, given: Mapping[str, Any], made: Any) -> dict[str, Any]:
         if made is not None and not isinstance(made, Mapping):
@@ -50,6 +46,8 @@ class Mapped:
     """
 
     def __init__(self, dataset: Any, steps: tuple[_Step, ...], batch_size: int) -> None:
+        if batch_size < 1:
+            raise InvalidRequest(f"batch_size: got {batch_size}, want 1 or more")
         if dataset._format not in ("python", "numpy", "torch"):
             raise InvalidRequest(f"map: got rows as {dataset._format}, want python, numpy or torch by `with_format`")
         self._dataset = dataset
@@ -69,8 +67,13 @@ class Mapped:
         remove_columns: Iterable[str] = (),
     ) -> Mapped:
         """Another function, which gets what the ones before it made."""
-        steps = (*self._steps, step_of(function, batched=batched, remove_columns=remove_columns))
-        return Mapped(self._dataset, steps, checked_size(batch_size or self._batch_size))
+        if not callable(function):
+            raise TypeError(f"function: got {type(function).__name__}, want a function of a row")
+        if isinstance(remove_columns, str):
+            raise TypeError(f"remove_columns: got a str, want a list of names; perhaps [{remove_columns!r}]")
+        step = _Step(function, batched, tuple(remove_columns))
+        size = self._batch_size if batch_size is None else batch_size
+        return Mapped(self._dataset, (*self._steps, step), size)
 
     def __len__(self) -> int:
         if any(step.batched for step in self._steps):
@@ -117,22 +120,6 @@ class Mapped:
         for step in self._steps:
             rows = step.of_rows(rows)
         return rows
-
-
-def step_of(function: Callable[..., Any], *, batched: bool, remove_columns: Iterable[str]) -> _Step:
-    """A checked step."""
-    if not callable(function):
-        raise TypeError(f"function: got {type(function).__name__}, want a function of a row")
-    if isinstance(remove_columns, str):
-        raise TypeError(f"remove_columns: got a str, want a list of names; perhaps [{remove_columns!r}]")
-    return _Step(function, batched, tuple(remove_columns))
-
-
-def checked_size(size: int) -> int:
-    """A number of rows, which is 1 or more."""
-    if size < 1:
-        raise InvalidRequest(f"batch_size: got {size}, want 1 or more")
-    return size
 
 
 def _count(rows: Mapping[str, Any]) -> int:
