@@ -169,7 +169,9 @@ def test_map(dataset: bowstring.Dataset) -> None:
     assert list(mapped) == expected
     assert len(mapped) == len(expected)
     assert mapped[1] == expected[1]
-    assert mapped[:3] == {name: [row[name] for row in expected[:3]] for name in expected[0]}
+    several = {name: [row[name] for row in expected[:3]] for name in expected[0]}
+    for index in (slice(3), range(3), np.arange(3), pa.array([0, 1, 2])):
+        assert mapped[index] == several
     assert pickle.loads(pickle.dumps(mapped)).__getitems__([2, 0]) == [expected[2], expected[0]]
     seen: list[int] = []
     lazy = dataset.map(lambda row: seen.append(row["position"]), remove_columns=["width"])

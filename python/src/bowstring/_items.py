@@ -11,7 +11,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from bowstring._map import Mapped
-from bowstring._positions import range_of
+from bowstring._positions import are_several, range_of
 from bowstring._request import Request
 from bowstring._wire import Positions, to_numpy
 from bowstring.errors import InvalidRequest
@@ -101,7 +101,7 @@ class Items(Request):
         if isinstance(index, slice):
             rows = np.arange(*index.indices(len(self._order())), dtype=np.int64)
             return _formatted(self.take(self._positions_of(rows)), self._format)
-        if isinstance(index, (list, tuple, range, np.ndarray)) or (hasattr(index, "__array__") and np.ndim(index)):
+        if are_several(index):
             given = np.asarray(index)
             if given.ndim != 1 or (given.dtype.kind not in "iu" and len(given)):
                 raise TypeError(f"index: got {given.dtype} of {given.ndim} dimensions, want a list of integers")

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 
+from bowstring._positions import are_several
 from bowstring.errors import InvalidRequest
 
 
@@ -87,7 +87,7 @@ class Mapped:
         """Rows by their index; batched functions get the rows of one call as a batch."""
         if isinstance(index, str):
             raise TypeError("index: got a name, want integers: what a function makes is read by rows")
-        if isinstance(index, (slice, list, tuple, range, np.ndarray)):
+        if isinstance(index, slice) or are_several(index):
             return self._rows(self._dataset[index])
         row = operator.index(index)
         made = self._rows(self._dataset[[row]])

@@ -30,6 +30,11 @@ def check(positions: Positions, total: int) -> None:
         )
 
 
+def are_several(index: Any) -> bool:
+    """Whether an index is a list or an array, rather than one integer."""
+    return isinstance(index, (list, tuple, range, np.ndarray)) or (hasattr(index, "__array__") and np.ndim(index) > 0)
+
+
 def in_order(dataset: Rows) -> Rows:
     """The same rows with only their positions, in order."""
     return dataset._but(_columns=("position",), _seed=None, _options={})
