@@ -263,8 +263,8 @@ def _remains(ready: Path) -> bool:
 
 
 def of_store(store: str, options: Sequence[str] = ()) -> Server:
-    """The server of a store in a cluster or a bucket."""
-    server = Server(root() / hashlib.sha256(store.encode()).hexdigest()[:16])
+    """The server of a store in a cluster, a bucket or a directory."""
+    server = Server(_home(store))
     # A store on this machine needs no cache of its blobs on the same disk.
     server.describe(store, [*options, *([] if store.startswith("file://") else _spill(server.home))])
     return server
@@ -273,11 +273,15 @@ def of_store(store: str, options: Sequence[str] = ()) -> Server:
 def make_store(store: str) -> None:
     """Make a store in a directory, by its URL, if there is none. If several processes call it, one makes the store."""
     folder = Path(unquote(urlsplit(store).path))
-    lock = root() / f"{hashlib.sha256(store.encode()).hexdigest()[:16]}.lock"
+    lock = _home(store).with_suffix(".lock")
     lock.parent.mkdir(parents=True, exist_ok=True)
     with locked(lock, _START):
         if not (folder / "FORMAT").exists():
             _initialise(program(), store, {k: v for k, v in os.environ.items() if not k.startswith("BOWSTRING_")})
+
+
+def _home(store: str) -> Path:
+    return root() / hashlib.sha256(store.encode()).hexdigest()[:16]
 
 
 def of_sources(kind: str) -> Server:
