@@ -7,12 +7,12 @@ import time
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from bowstring._origins import SCHEMES
 from bowstring._tls import Tls
 from bowstring.client import Client, connect
 from bowstring.dataset import Dataset
 from bowstring.errors import InvalidRequest, NotFound, Unavailable
 
-_SERVERS = ("grpc", "grpc+tcp", "grpc+tls", "grpc+unix")
 _BUCKETS = ("s3", "gs", "az", "https", "http")
 _AGAIN = 60.0  # seconds for which a server that ends is waited for
 _POLL = 0.05
@@ -60,7 +60,7 @@ def open(  # noqa: A001 - as the modules of Python name it
     if not isinstance(text, str):
         raise TypeError(f"source: got {type(source).__name__}, want str or os.PathLike[str]")
     scheme, separator, _ = text.partition("://")
-    if separator and scheme in _SERVERS:
+    if separator and scheme in SCHEMES:
         uri, name = _at_server(text)
         return connect(uri, token=token, tls=tls).dataset(name, split=split, snapshot=snapshot)
     if token is not None or tls is not None:

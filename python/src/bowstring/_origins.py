@@ -10,6 +10,7 @@ from urllib.parse import SplitResult, urlsplit
 NODES = "bowstring-nodes"  # a header before a stream: the addresses of the cluster's other nodes
 _MOST = 4096  # most addresses that are remembered of a cluster
 _TLS, _PLAIN, _UNIX = "grpc+tls", ("grpc", "grpc+tcp"), "grpc+unix"
+SCHEMES = (*_PLAIN, _TLS, _UNIX)
 PORT = 8815  # the servers' default
 
 

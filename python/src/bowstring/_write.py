@@ -7,6 +7,7 @@ import io
 import os
 import threading
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -15,14 +16,14 @@ import numpy as np
 import pyarrow as pa
 
 from bowstring._messages import shown
+from bowstring._origins import SCHEMES
 from bowstring.client import Client, connect
 from bowstring.errors import AlreadyExists, InvalidRequest, NotFound, Unavailable
+from bowstring.preview import sound_type
 from bowstring.stream import retrying
 
 if TYPE_CHECKING:
     from bowstring.dataset import Dataset
-
-_SERVERS = ("grpc://", "grpc+tcp://", "grpc+tls://", "grpc+unix://")
 
 
 def write(
@@ -98,7 +99,7 @@ class Writer:
         """
         if not columns:
             raise InvalidRequest("add: got no column, want such as image=…, label=…")
-        row = {name: self._value(value) for name, value in columns.items()}
+        row = {name: _value(value) for name, value in columns.items()}
         if row.get(self._key) is None:
             row[self._key] = _digest(row)
         found = row[self._key]
@@ -118,10 +119,10 @@ class Writer:
         with self._lock:
             if self._sent is None:
                 try:
-                    keys = self._client.dataset(self._name).columns([self._key]).to_arrow()[self._key]
+                    keys = self._client.dataset(self._name).columns([self._key]).to_arrow()
+                    self._sent = set(keys[self._key].to_pylist())
                 except NotFound:
-                    keys = pa.chunked_array([pa.array([], pa.string())])
-                self._sent = set(keys.to_pylist())
+                    self._sent = set()
             return key in self._rows or key in self._sent
 
     def flush(self) -> None:
@@ -154,12 +155,10 @@ class Writer:
         known = self._client.dataset(self._name).schema.names  # what they hold was said when they were made
         media = {name: kind for name, kind in media.items() if name not in known}
 
-        def merge() -> None:
-            self._client.ingest(
-                self._name, table, split=self._split, mode="merge", on=self._key, missing="insert",
-                media=media or None, progress=False,
-            )  # fmt: skip
-
+        merge = partial(
+            self._client.ingest, self._name, table, split=self._split, mode="merge", on=self._key, missing="insert",
+            media=media or None, progress=False,
+        )  # fmt: skip
         try:
             merge()
         except Unavailable as error:  # also where many processes commit at once; a repeated merge changes nothing
@@ -181,24 +180,26 @@ class Writer:
         if kind is None:
             self.flush()
 
-    def _value(self, value: Any) -> Any:
-        if isinstance(value, Path):
-            return value.read_bytes()
-        if isinstance(value, (bytearray, memoryview)):
-            return bytes(value)
-        if isinstance(value, np.generic):
-            return value.item()
-        if isinstance(value, np.ndarray):
-            if value.dtype != np.uint8 or not (value.ndim == 2 or (value.ndim == 3 and value.shape[2] in (1, 3, 4))):
-                return value.tolist()
-            from PIL import Image
 
-            value = Image.fromarray(value[..., 0] if value.ndim == 3 and value.shape[2] == 1 else value)
-        if type(value).__module__.startswith("PIL."):
-            out = io.BytesIO()
-            value.save(out, "PNG")
-            return out.getvalue()
-        return value
+def _value(value: Any) -> Any:
+    """A value as Arrow stores it."""
+    if isinstance(value, Path):
+        return value.read_bytes()
+    if isinstance(value, (bytearray, memoryview)):
+        return bytes(value)
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, np.ndarray):
+        if value.dtype != np.uint8 or not (value.ndim == 2 or (value.ndim == 3 and value.shape[2] in (1, 3, 4))):
+            return value.tolist()
+        from PIL import Image
+
+        value = Image.fromarray(value[..., 0] if value.ndim == 3 and value.shape[2] == 1 else value)
+    if type(value).__module__.startswith("PIL."):
+        out = io.BytesIO()
+        value.save(out, "PNG")
+        return out.getvalue()
+    return value
 
 
 def _column(name: str, values: list[Any]) -> pa.Array:
@@ -214,9 +215,7 @@ def _media(value: object) -> str | None:
         return None
     if value.startswith((b"\x89PNG", b"\xff\xd8\xff", b"GIF8")) or (value[:4] == b"RIFF" and value[8:12] == b"WEBP"):
         return "image"
-    if value.startswith((b"fLaC", b"OggS", b"ID3")) or (value[:4] == b"RIFF" and value[8:12] == b"WAVE"):
-        return "audio"
-    return None
+    return None if sound_type(value) is None else "audio"
 
 
 def _digest(row: Mapping[str, Any]) -> str:
@@ -235,11 +234,12 @@ def _client(into: str | os.PathLike[str] | Client) -> Client:
     text = os.fspath(into)
     if not isinstance(text, str):
         raise TypeError(f"into: got {type(into).__name__}, want a path, an address or a client")
-    if text.startswith(_SERVERS):
+    scheme, separator, _ = text.partition("://")
+    if separator and scheme in SCHEMES:
         return connect(text)
     from bowstring import _own  # not at the beginning: Windows has no such locks
 
-    if "://" not in text:
+    if not separator:
         text = Path(text).absolute().as_uri()
     if text.startswith("file://"):
         _own.make_store(text)

@@ -162,6 +162,14 @@ def spill_text(spill: Mapping[str, Any], dataset: str) -> str:
     return f"{there}; it takes {size_text(spill['held_bytes'])} of the {size_text(spill['budget_bytes'])} it may"
 
 
+def sound_type(data: bytes) -> str | None:
+    """The media type of a sound by its first bytes: of WAV, FLAC, Ogg, and MP3 with tags; None for others."""
+    if data.startswith(b"RIFF") and data[8:12] == b"WAVE":
+        return "audio/wav"
+    types = {b"fLaC": "audio/flac", b"OggS": "audio/ogg", b"ID3": "audio/mpeg"}
+    return next((kind for mark, kind in types.items() if data.startswith(mark)), None)
+
+
 def datasets_html(datasets: Iterable[tuple[str, int, Mapping[str, int], int, str, str]]) -> str:
     """Datasets as a table with name, rows, rows by split, newest snapshot, its time and source."""
     rows = [
@@ -255,13 +263,9 @@ def _player(value: Any) -> str | None:
     """An HTML player for the bytes of a sound; None for other bytes, and for more than a page should hold."""
     if not isinstance(value, bytes) or len(value) > _SOUND:
         return None
-    if value[:4] == b"RIFF" and value[8:12] == b"WAVE":
-        mime = "audio/wav"
-    elif value[:3] == b"ID3" or (value[:1] == b"\xff" and value[1:2] in (b"\xfb", b"\xf3", b"\xf2")):
-        mime = "audio/mpeg"
-    elif value[:4] in (b"fLaC", b"OggS"):
-        mime = {b"fLaC": "audio/flac", b"OggS": "audio/ogg"}[value[:4]]
-    else:
+    # An MP3 without tags has only the mark of a frame, two bytes: enough for a player, but not for sound_type.
+    mime = sound_type(value) or ("audio/mpeg" if value.startswith((b"\xff\xfb", b"\xff\xf3", b"\xff\xf2")) else None)
+    if mime is None:
         return None
     title = html.escape(f"{mime}, {size_text(len(value))}", quote=True)
     data = base64.b64encode(value).decode()
