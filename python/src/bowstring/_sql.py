@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import datetime as dt
 import difflib
-import json
 import math
 import operator
 import re
@@ -38,6 +37,7 @@ from bowstring._where import (
     quoted,
 )
 from bowstring.errors import InvalidRequest
+from bowstring.preview import class_names
 
 try:
     import sqlglot
@@ -415,7 +415,7 @@ class _Reader:
             nulls: tuple[str, ...] = ()
             if found.nullable and found.name != "id":
                 nulls = (Column(self._fields[f"{found.name}.size"] if kind == "blob" else found).text,)
-            named = json.loads((found.metadata or {}).get(b"bowstring.classes", b"[]")) if kind == "int" else ()
+            named = (class_names(found) if kind == "int" else None) or ()
             return _Value(Column(found).text, kind, found.type, nulls, pa.types.is_floating(found.type), named)
         first = self._field(parts[0].name, anycase=anycase)
         if first is not None and pa.types.is_struct(first.type) and len(parts) > 1:

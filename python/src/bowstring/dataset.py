@@ -25,7 +25,16 @@ from bowstring.errors import BowstringError, InvalidRequest, translate
 from bowstring.exchange import Exchange
 from bowstring.operators import checked, runs_on_blobs
 from bowstring.plan import plan_of
-from bowstring.preview import Explanation, Preview, explained, schema_html, size_text, spill_text, split_columns
+from bowstring.preview import (
+    Explanation,
+    Preview,
+    class_names,
+    explained,
+    schema_html,
+    size_text,
+    spill_text,
+    split_columns,
+)
 from bowstring.stream import Batches
 
 _TAKEN = ("layout", "batch_bytes", "operators", "shuffle")  # what a request has, and an exchange, too
@@ -46,8 +55,7 @@ class Dataset(Items):
         schema = self.schema
         if column not in schema.names:
             schema = self.columns([column]).schema
-        found = (schema.field(column).metadata or {}).get(b"bowstring.classes")
-        return None if found is None else list(json.loads(found))
+        return class_names(schema.field(column))
 
     def __repr__(self) -> str:
         name = f"{self._name}@{self._snapshot}" + (f"/{self._split}" if self._split else "")

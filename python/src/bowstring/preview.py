@@ -76,7 +76,7 @@ class Preview:
         return value
 
     def _names(self, column: str) -> list[str] | None:
-        return _classes(self.table.schema.field(column))
+        return class_names(self.table.schema.field(column))
 
 
 @dataclass(frozen=True)
@@ -190,7 +190,7 @@ def schema_html(title: str, schema: pa.Schema) -> str:
     """A title, and the columns."""
     rows = []
     for field in schema:
-        names = _classes(field)
+        names = class_names(field)
         about = f"{len(names)} classes: {', '.join(names[:8])}{'…' if len(names) > 8 else ''}" if names else ""
         if media := (field.metadata or {}).get(b"bowstring.media"):
             about = media.decode()
@@ -198,7 +198,8 @@ def schema_html(title: str, schema: pa.Schema) -> str:
     return f"<div>{html.escape(title)}</div>{_table(('column', 'type', ''), rows)}"
 
 
-def _classes(field: pa.Field) -> list[str] | None:
+def class_names(field: pa.Field) -> list[str] | None:
+    """The names of a column's classes, by number; None if it has none."""
     found = (field.metadata or {}).get(b"bowstring.classes")
     return None if found is None else list(json.loads(found))
 
