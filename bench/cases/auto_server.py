@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 import secrets
-import subprocess
 import time
-from pathlib import Path
 from unittest import mock
 
 import bowstring
 from bowstring import _own
 from harness import Context, Figure, Result, emit, median
+from node import Node
 from samples import SIZE, image_folder
 from server_kills import killed_at_random
 
@@ -30,22 +29,19 @@ def run(context: Context) -> Result:
     with mock.patch.dict(os.environ, settings):
         automatic = bowstring.open(photographs, progress=False)
         starts = [started() for _ in range(context.rounds)]
-        command: list[str | Path] = [context.binary, "serve", "--store", store, "--listen", f"grpc+unix://{socket}"]
-        command += ["--local", context.folder / "by-hand.memory"]
-        with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
-            try:
-                while not socket.exists():
-                    time.sleep(0.01)
-                sides = {"automatic": automatic, "by_hand": bowstring.open(f"grpc+unix://{socket}#photographs")}
-                ratios = []
-                for round_ in range(-1, context.rounds):  # the first one warms
-                    sides = dict(reversed(sides.items()))  # neither is always the second
-                    rates = {name: rate(dataset) for name, dataset in sides.items()}
-                    if round_ >= 0:
-                        emit(case="auto_server", **{f"mb_per_s_{name}": found for name, found in rates.items()})
-                        ratios.append(rates["automatic"] / rates["by_hand"])
-            finally:
-                process.terminate()
+        node = Node(context.binary, store, "--local", str(context.folder / "by-hand.memory"))
+        node.start(f"grpc+unix://{socket}")
+        try:
+            sides = {"automatic": automatic, "by_hand": bowstring.open(f"{node.url}#photographs")}
+            ratios = []
+            for round_ in range(-1, context.rounds):  # the first one warms
+                sides = dict(reversed(sides.items()))  # neither is always the second
+                rates = {name: rate(dataset) for name, dataset in sides.items()}
+                if round_ >= 0:
+                    emit(case="auto_server", **{f"mb_per_s_{name}": found for name, found in rates.items()})
+                    ratios.append(rates["automatic"] / rates["by_hand"])
+        finally:
+            node.stop()
         found = killed_at_random(photographs, cache, COUNT, kills=KILLS, seed=seed)
     for said in found.wrong:
         emit(case="auto_server", wrong=said)
