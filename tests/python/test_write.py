@@ -111,6 +111,19 @@ def test_processes_and_a_kill(store: Path) -> None:
     assert sorted((row["number"], row["data"]) for row in rows) == [(n, b"%d" % n) for n in range(70)]
 
 
+def test_names_of_a_store(store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`~` is the home directory, and a path with `..` names the same store: it has one server."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "elsewhere").mkdir()
+    names: list[str | Path] = ["~/store", "store", "elsewhere/../store", store]
+    for n, name in enumerate(names):
+        with bowstring.write("texts", into=name) as out:
+            out.add(key=n, data=b"1")
+    assert len(out.dataset()) == len(names)
+    assert [server.store for server in _own.known()] == [store.as_uri()]
+
+
 def test_mistakes(store: Path) -> None:
     out = bowstring.write("mistakes", into=store)
     with pytest.raises(InvalidRequest, match="want text, an integer or bytes as a key"):

@@ -114,9 +114,14 @@ def _at_server(text: str) -> tuple[str, str]:
 
 def _local(path: str) -> str:
     """The whole path of a folder, a file or a pattern."""
-    found = Path(path).expanduser().absolute()
-    if not found.exists() and not any(rune in path for rune in "*?[{"):
+    if not Path(path).expanduser().exists() and not any(rune in path for rune in "*?[{"):
         raise NotFound(f"source: there is no folder or file {path!r}")
+    return absolute(path)
+
+
+def absolute(path: str) -> str:
+    """A path from the root, in which `~` is the home directory and no part is `..`."""
+    found = Path(path).expanduser().absolute()
     if ".." in found.parts:  # the parent of a link is the parent of its target
         above = len(found.parts) - found.parts[::-1].index("..")
         found = Path(os.path.realpath(Path(*found.parts[:above])), *found.parts[above:])

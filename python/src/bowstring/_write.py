@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from bowstring._messages import shown
+from bowstring._open import absolute
 from bowstring._origins import SCHEMES
 from bowstring.client import Client, connect
 from bowstring.errors import AlreadyExists, InvalidRequest, NotFound, Unavailable
@@ -240,7 +241,7 @@ def _client(into: str | os.PathLike[str] | Client) -> Client:
     from bowstring import _own  # not at the beginning: Windows has no such locks
 
     if not separator:
-        text = Path(text).absolute().as_uri()
+        text = Path(absolute(text)).as_uri()
     if text.startswith("file://"):
         _own.make_store(text)
     return connect(_own.of_store(text).uri)
