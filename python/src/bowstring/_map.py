@@ -66,7 +66,7 @@ class Mapped:
         batch_size: int | None = None,
         remove_columns: Iterable[str] = (),
     ) -> Mapped:
-        """Another function, which gets what the ones before it made."""
+        """Add a function. It gets the results of the functions before it."""
         if not callable(function):
             raise TypeError(f"function: got {type(function).__name__}, want a function of a row")
         if isinstance(remove_columns, str):
@@ -86,7 +86,7 @@ class Mapped:
     def __getitem__(self, index: Any) -> Any:
         """Rows by their index; batched functions get the rows of one call as a batch."""
         if isinstance(index, str):
-            raise TypeError("index: got a name, want integers: what a function makes is read by rows")
+            raise TypeError("index: got a name, want integers: the columns of a map are read row by row")
         if isinstance(index, slice) or are_several(index):
             return self._rows(self._dataset[index])
         row = operator.index(index)

@@ -94,8 +94,8 @@ class _Value:
     Attributes:
         text: Its expression.
         kind: `int`, `float`, `str`, `time`, `bool`, `list`, `blob`, or empty where SQL cannot compare it.
-        type: What Arrow stores it as; literals are rounded to it, as DuckDB does.
-        nulls: The expressions that have to be not null for it not to be null.
+        type: Its type in Arrow. Literals are rounded to this type, as DuckDB does.
+        nulls: Expressions. The value is null if one of them is.
         nan: Whether it may be a NaN.
         classes: The names of its classes, by number.
     """
@@ -115,16 +115,18 @@ class _Value:
 
 @dataclass(frozen=True)
 class _Literal:
-    """A value that the text has: null, a number, text, a boolean or an instant."""
+    """A literal of the condition: null, a number, text, a boolean or an instant."""
 
     value: bool | int | Decimal | float | str | Instant | None
 
 
 def expression(sql: str, schema: pa.Schema) -> str:
-    """The expression for the rows where a condition in SQL is true. InvalidRequest, with the place, if it is none.
+    """The expression for the rows where a condition in SQL is true.
+
+    InvalidRequest, with the place of the mistake, if the text is not such a condition.
 
     Args:
-        sql: What follows WHERE.
+        sql: The text after WHERE.
         schema: All columns of the dataset.
     """
     return _Reader(sql, schema).read()
@@ -215,7 +217,7 @@ class _Reader:
         raise self._error(node, f"{_named(node)} is not supported in sql")
 
     def _joined(self, node: exp.Expr, kind: type[exp.Expr]) -> Condition:
-        """A chain of AND or OR, without a call for each of its parts."""
+        """A chain of AND or OR. A loop joins its parts, because a long chain would nest too many calls."""
         parts, left = [], node
         while type(left) is kind:
             parts.append(left.expression)
@@ -246,7 +248,7 @@ class _Reader:
         if left.kind != right.kind and not {left.kind, right.kind} <= numbers:
             raise self._error(node, f"{left.text} is {left.type}, and {right.text} is {right.type}")
         if left.kind not in (*numbers, "str", "time", "bool") or (left.kind == "bool" and op not in ("==", "!=")):
-            raise self._error(node, f"{left.text} is {left.type}, which sql does not compare so")
+            raise self._error(node, f"{left.text} is {left.type}, which sql does not compare in this way")
         return exactly(_test(left, op, right), _test(left, OPPOSITE[op], right))
 
     def _with_literal(self, node: exp.Expr, value: _Value, op: str, literal: _Literal) -> Condition:
@@ -265,7 +267,7 @@ class _Reader:
         return exactly(_test(value, op, other), _test(value, OPPOSITE[op], other))
 
     def _fitted(self, node: exp.Expr, value: _Value, literal: _Literal) -> Any:
-        """A literal as the kind of a value wants it."""
+        """A literal, converted to the kind of the value that is compared with it."""
         given = literal.value
         match value.kind, given:
             case "int", str() if value.classes:
@@ -541,16 +543,17 @@ def _test(left: _Value, op: str, right: _Value) -> str:
 
 
 def _guard(value: _Value) -> str:
+    """The beginning of a condition that is not true where a value is null."""
     return f"{value.known} and " if value.nulls else ""
 
 
 def _or_null(value: _Value, holds: str) -> Condition:
-    """A test of a value, which is null where the value is."""
+    """A test of a value. If the value is null, the test is null, too."""
     return exactly(holds, f"{_guard(value)}{_not(holds)}")
 
 
 def _no(rows: Rows) -> Rows:
-    """The rows that are not among others."""
+    """All rows but these."""
     return Rows(_not(rows.text or ""), True)
 
 
@@ -601,7 +604,7 @@ def _rounded(value: Any, stored: pa.DataType) -> float:
 
 
 def _written(value: Any) -> str:
-    """A value as an expression has it."""
+    """A value as text of an expression."""
     match value:
         case bool():
             return str(value).lower()
@@ -641,7 +644,7 @@ def _regex(parts: Sequence[tuple[str, str]]) -> str:
 
 
 def _like_text(value: _Value, parts: Sequence[tuple[str, str]], *, folded: bool) -> str:
-    """The expression of a pattern: of a simple one, a test by which the server skips pages."""
+    """The expression of a pattern. If the pattern is simple, it is a test by which the server skips pages."""
     kinds = "".join(kind or "a" for kind, _ in parts)
     inside = quoted(next((letters for kind, letters in parts if not kind), ""))
     simple = {"": "==", "a": "==", "a%": "startsWith", "%a": "endsWith", "%a%": "contains"}

@@ -46,9 +46,9 @@ def write(
     photos = out.dataset()
     ```
 
-    A sample with a key that the dataset has takes the place of that one. So a program that was killed can run again
-    from its beginning, and several processes can write to one dataset at the same time. `key in out` says whether a
-    sample is there already.
+    A sample replaces the dataset's sample with the same key. So a program that was killed can run again from its
+    beginning, and several processes can write to one dataset at the same time. `key in out` is true if the dataset has
+    a sample with that key.
 
     Args:
         name: The dataset.
@@ -56,10 +56,11 @@ def write(
             `cql://HOST/KEYSPACE`; the address of a server, such as `grpc://HOST:PORT`; or a client.
         key: The column whose value identifies a sample. A sample without one gets a digest of its values.
         split: The split of the samples.
-        media: What columns of bytes hold: `{"image": "image"}`, or `"audio"`. Without it, the first sample of a new
-            column decides: PNG, JPEG, WebP and GIF are images; WAV, FLAC, Ogg and MP3 with tags are sounds.
-        flush_rows: How many samples are kept in memory before they are sent.
-        flush_bytes: How many bytes, likewise. Each time that samples are sent the dataset has a new snapshot.
+        media: The kind of the bytes in a column, `"image"` or `"audio"`, such as `{"picture": "image"}`. For other new
+            columns the first sample decides: PNG, JPEG, WebP and GIF are images; WAV, FLAC, Ogg and MP3 with tags are
+            sounds.
+        flush_rows: The number of samples in memory at which they are sent.
+        flush_bytes: The size in bytes, likewise. Each sending makes a new snapshot of the dataset.
     """
     if flush_rows < 1 or flush_bytes < 1:
         raise InvalidRequest(f"flush_rows, flush_bytes: got {flush_rows} and {flush_bytes}, want 1 or more")
@@ -153,7 +154,7 @@ class Writer:
             self._rows, self._bytes = {}, 0
 
     def _merge(self, table: pa.Table, media: dict[str, str]) -> None:
-        known = self._client.dataset(self._name).schema.names  # what they hold was said when they were made
+        known = self._client.dataset(self._name).schema.names  # the kinds of their bytes are set
         media = {name: kind for name, kind in media.items() if name not in known}
 
         merge = partial(

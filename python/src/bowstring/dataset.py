@@ -39,7 +39,7 @@ from bowstring.stream import Batches
 
 _TAKEN = ("layout", "batch_bytes", "operators", "shuffle")  # what a request has, and an exchange, too
 _SHOWN_ROWS = 3  # rows that a notebook shows of a dataset
-_SHOWN_BYTES = 4 << 20  # mean size of a row up to which it shows them
+_SHOWN_BYTES = 4 << 20  # largest mean size of a row, in bytes, for which it shows rows
 INLINE = 1000  # positions that go with each request; more are uploaded once
 
 
@@ -72,7 +72,7 @@ class Dataset(Items):
     def _repr_html_(self) -> str | None:
         try:
             html = schema_html(f"{repr(self)[1:-1]}: {self.num_rows:,} rows, {size_text(self.nbytes)}", self.schema)
-            if 0 <= self.nbytes <= self.num_rows * _SHOWN_BYTES:  # larger rows take too long to look at
+            if 0 <= self.nbytes <= self.num_rows * _SHOWN_BYTES:  # larger rows take too long to read
                 html += self.head(_SHOWN_ROWS)._repr_html_()
         except BowstringError:  # the server is away, or it was dropped: the text says what it is
             return None
