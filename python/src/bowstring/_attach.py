@@ -16,7 +16,7 @@ from typing import Any
 
 from bowstring._messages import shown
 from bowstring._own import Server, locked
-from bowstring._program import program
+from bowstring._program import environment, program
 from bowstring._wire import progress_bar
 from bowstring.errors import InvalidRequest
 
@@ -59,13 +59,12 @@ def attach(
 
 def _run(command: list[str | Path], source: str, title: str, *, progress: bool) -> None:
     """Run the program to its end, and draw how far it is."""
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("BOWSTRING_")}
     said: list[str] = []
     with contextlib.ExitStack() as ending:
         process = ending.enter_context(
             subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
-                cwd="/", env=environment, errors="replace",
+                cwd="/", env=environment(), errors="replace",
             )
         )  # fmt: skip
         ending.callback(process.terminate)  # if this process is interrupted; what was read is kept for the next time

@@ -24,7 +24,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from bowstring._program import program
+from bowstring._program import environment, program
 from bowstring.errors import NotFound, ServerEnded, ServerError, Unavailable
 
 IDLE = "10m"  # after which time without a client a server ends
@@ -212,10 +212,10 @@ class Server:
     def _start(self) -> None:
         """Start the process, and wait until it answers."""
         said = json.loads((self.home / "server.json").read_text())
-        environment = {k: v for k, v in os.environ.items() if not k.startswith("BOWSTRING_") or k in _SETTINGS}
+        settings = environment(_SETTINGS)
         binary = program()
         if said["store"] == (self.home / "store").as_uri() and not (self.home / "store" / "FORMAT").exists():
-            _initialise(binary, said["store"], environment)
+            _initialise(binary, said["store"])
         command: list[str | Path] = [binary, "serve", "--config", os.devnull, "--store", said["store"]]
         command += [
             "--listen",
@@ -225,7 +225,7 @@ class Server:
             "--ready-file",
             self.home / "ready",
         ]
-        if "BOWSTRING_SERVE_EXIT_WHEN_IDLE" not in environment:
+        if "BOWSTRING_SERVE_EXIT_WHEN_IDLE" not in settings:
             command += ["--exit-when-idle", IDLE]
         command += said["options"]
         if self.log.exists() and self.log.stat().st_size > _LOG_BYTES:
@@ -233,7 +233,7 @@ class Server:
         with self.log.open("ab") as out:
             before = out.tell()
             process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, cwd="/", env=environment,
+                command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, cwd="/", env=settings,
                 start_new_session=True,
             )  # fmt: skip
         # A process stays in the kernel's table after its end until its parent waits for it.
@@ -277,7 +277,7 @@ def make_store(store: str) -> None:
     lock.parent.mkdir(parents=True, exist_ok=True)
     with locked(lock, _START):
         if not (folder / "FORMAT").exists():
-            _initialise(program(), store, {k: v for k, v in os.environ.items() if not k.startswith("BOWSTRING_")})
+            _initialise(program(), store)
 
 
 def _home(store: str) -> Path:
@@ -348,9 +348,9 @@ def _private(folder: Path) -> None:
         folder.chmod(0o700)
 
 
-def _initialise(binary: Path, store: str, environment: dict[str, str]) -> None:
+def _initialise(binary: Path, store: str) -> None:
     """Make a store in a directory."""
     command: list[str | Path] = [binary, "store", "init", "--config", os.devnull, "--store", store]
-    done = subprocess.run(command, check=False, capture_output=True, text=True, env=environment)
+    done = subprocess.run(command, check=False, capture_output=True, text=True, env=environment())
     if done.returncode:
         raise ServerError(f"the store {store} could not be made: {done.stderr.strip()}")

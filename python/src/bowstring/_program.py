@@ -6,6 +6,7 @@ import os
 import shutil
 import sys
 import sysconfig
+from collections.abc import Collection
 from pathlib import Path
 
 from bowstring.errors import NotFound
@@ -30,3 +31,8 @@ def program() -> Path:
         "there is no program `bowstring`: the package's wheels for Linux contain it, and BOWSTRING_BINARY names "
         "another; a server that runs elsewhere is opened by its address, as grpc://HOST:PORT/NAME"
     )
+
+
+def environment(settings: Collection[str] = ()) -> dict[str, str]:
+    """The environment for the program: this process's, of whose settings of Bowstring only those named are left."""
+    return {k: v for k, v in os.environ.items() if not k.startswith("BOWSTRING_") or k in settings}
