@@ -65,8 +65,9 @@ def killed_at_random(folder: Path, cache: Path, rows: int, *, kills: int, seed: 
     command: list[str | Path] = [sys.executable, "-c", textwrap.dedent(_LOOP), folder]
     loops = [subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(2)]
     done, hangs, wrong = 0, 0, []
+    ended = False  # a reader
     try:
-        while done < kills and not hangs:
+        while done < kills and not hangs and not ended:
             for loop in loops:
                 print(file=loop.stdin, flush=True)
             time.sleep(chance.random() * 0.5)
@@ -76,11 +77,11 @@ def killed_at_random(folder: Path, cache: Path, rows: int, *, kills: int, seed: 
                     done += 1
             for said in map(_said, loops):
                 hangs += said is None
-                words = (said or "").split()
-                if said is not None and words[:2] != ["read", str(rows)] and words[1:2][0] not in _EXPECTED:
-                    wrong.append(said)
+                ended |= said == ""
+                if said is not None and not _right(said, rows):
+                    wrong.append(said or "a reader has ended")
         last: list[str | None] = []
-        for _ in range(0 if hangs else 3):  # each of the two may still report the last kill
+        for _ in range(0 if hangs or ended else 3):  # each of the two may still report the last kill
             for loop in loops:
                 print(file=loop.stdin, flush=True)
             last = [_said(loop) for loop in loops]
@@ -99,8 +100,19 @@ def killed_at_random(folder: Path, cache: Path, rows: int, *, kills: int, seed: 
     return Killed(done, hangs, wrong, max(0, alive) + left)
 
 
+def _right(said: str, rows: int) -> bool:
+    """Whether a process read all rows, or failed as it may after a kill."""
+    match said.split():
+        case ["read", count]:
+            return count == str(rows)
+        case ["failed", error, *_]:
+            return error in _EXPECTED
+        case _:
+            return False
+
+
 def _said(loop: subprocess.Popen[str]) -> str | None:
-    """The next line of a process; None if there is none in time. Each process writes one line for each that it gets."""
+    """The next line of a process, which it writes for each that it gets; "" if it has ended, None if it hangs."""
     assert loop.stdout is not None
     ready, _, _ = select.select([loop.stdout], [], [], _PATIENCE)
     return loop.stdout.readline() if ready else None

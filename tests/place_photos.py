@@ -48,6 +48,6 @@ def store(tmp_path_factory: pytest.TempPathFactory, binary: Path) -> Path:
 @pytest.fixture
 def photos(store: Path, binary: Path, start: StartNode, monkeypatch: pytest.MonkeyPatch) -> Iterator[bowstring.Dataset]:
     """It, served, with the program where the package finds it."""
-    monkeypatch.setenv("BOWSTRING_PROGRAM", str(binary))
+    monkeypatch.setenv("BOWSTRING_BINARY", str(binary))
     with bowstring.connect(start(store=store).url) as client:
         yield client.dataset("photos").shuffle(5)

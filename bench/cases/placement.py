@@ -89,7 +89,7 @@ def read(context: Context, kind: Kind, url: str, place: str, processor: int) -> 
     spec["seconds"] = AUTO_S if place == "auto" else FIXED_S
     script = context.root / "bench" / "place_reader.py"
     command: list[str | Path] = ["taskset", "-c", str(processor), sys.executable, script, json.dumps(spec)]
-    env = dict(os.environ) | {"BOWSTRING_PROGRAM": str(context.binary)}
+    env = dict(os.environ) | {"BOWSTRING_BINARY": str(context.binary)}
     done = subprocess.run(command, check=True, capture_output=True, text=True, env=env, timeout=300)
     found: dict[str, Any] = json.loads(done.stdout)
     return found | {"per_s": found["rows"] / found["seconds"]}

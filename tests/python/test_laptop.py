@@ -87,10 +87,10 @@ except bowstring.Unsupported as error:
 
 
 def test_operators_run_at_the_client_on_macos(node: Node, binary: Path) -> None:
-    assert on("darwin", PLACED, node.url, BOWSTRING_PROGRAM=str(binary)) == "True client\n"
+    assert on("darwin", PLACED, node.url, BOWSTRING_BINARY=str(binary)) == "True client\n"
 
 
 def test_operators_at_the_client_are_refused_by_name_on_windows(node: Node, binary: Path) -> None:
-    said = on("win32", PLACED, node.url, BOWSTRING_PROGRAM=str(binary))
+    said = on("win32", PLACED, node.url, BOWSTRING_BINARY=str(binary))
     assert "which Windows does not have" in said
     assert 'use place="server"' in said

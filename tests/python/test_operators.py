@@ -142,7 +142,7 @@ def test_from_torchvision(photos: bowstring.Dataset) -> None:
 
 def test_expressions(photos: bowstring.Dataset, binary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Expressions over metadata make columns, beside tensors, at server and client, in pyarrow, torch and exchanges."""
-    monkeypatch.setenv("BOWSTRING_PROGRAM", str(binary))
+    monkeypatch.setenv("BOWSTRING_BINARY", str(binary))
     made = photos.shuffle(5).operators(
         number=operators.expression("int(trimSuffix(file_name, '.png')[-3:]) * 2"),
         size=operators.expression("image.size / 1000"),
@@ -203,7 +203,7 @@ def test_expressions_that_cannot_be_written(
     photos: bowstring.Dataset, binary: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They follow on_error, as what cannot be made of a blob does, at either place."""
-    monkeypatch.setenv("BOWSTRING_PROGRAM", str(binary))
+    monkeypatch.setenv("BOWSTRING_BINARY", str(binary))
     made = photos.operators(rest=operators.expression("60 % (position % 10)"), image=CROP)
     made = made.columns(["position", "image", "rest"])
     lost = {p for p in range(ROWS) if p % 10 == 0}

@@ -66,7 +66,7 @@ def test_masks(
     start: StartNode, binary: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, steps: list[dict[str, Any]]
 ) -> None:
     """Columns that follow an image get its geometry at the client, too, for any requested columns and nulls."""
-    monkeypatch.setenv("BOWSTRING_PROGRAM", str(binary))
+    monkeypatch.setenv("BOWSTRING_BINARY", str(binary))
     sizes = [(40 + i, 60) for i in range(12)]
     table = pa.table(
         {
@@ -216,8 +216,8 @@ def test_the_process_ends(photos: bowstring.Dataset) -> None:
 
 
 def test_no_program(photos: bowstring.Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("BOWSTRING_PROGRAM")
+    monkeypatch.delenv("BOWSTRING_BINARY")
     monkeypatch.setenv("PATH", os.devnull)
     monkeypatch.setattr("sys.executable", "/nowhere/python")
-    with pytest.raises(bowstring.Unsupported, match="BOWSTRING_PROGRAM"):
+    with pytest.raises(bowstring.Unsupported, match="BOWSTRING_BINARY"):
         list(photos.columns(["image"]).operators(image=CROP).options(place="client").batches(2))

@@ -53,7 +53,7 @@ def test_closed_where_others_hold_the_pipes(
     silent: str, monkeypatch: pytest.MonkeyPatch, where: str, reported: bool
 ) -> None:
     """The end of the process wakes a waiting thread, though the pipes do not end."""
-    monkeypatch.setenv("BOWSTRING_PROGRAM", silent)
+    monkeypatch.setenv("BOWSTRING_BINARY", silent)
     if not reported:  # as a kernel that does not report the end of a process
         monkeypatch.delattr(os, "pidfd_open")
     worker = _operator_process.OperatorProcess({"image": {}}, 0)
@@ -113,7 +113,7 @@ def test_an_exchange_is_closed_under_takes(
     silent: str, crops: bowstring.Dataset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One waits for the process, and one for its turn: both end, and no other process is started."""
-    monkeypatch.setenv("BOWSTRING_PROGRAM", silent)
+    monkeypatch.setenv("BOWSTRING_BINARY", silent)
     begun: list[_operator_process.OperatorProcess] = []
     usual = _operator_process.process_for
 

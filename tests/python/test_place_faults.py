@@ -204,11 +204,11 @@ def test_another_program(crops: bowstring.Dataset, monkeypatch: pytest.MonkeyPat
         says = "printf '\\002\\000\\000\\000{}'" if kind == "says another thing" else "exit 3"
         program.write_text(f"#!/bin/sh\n{says}\n")
         program.chmod(0o644 if kind == "not executable" else 0o755)
-    monkeypatch.setenv("BOWSTRING_PROGRAM", str(program))
-    with pytest.raises(bowstring.Unsupported, match="BOWSTRING_PROGRAM") as caught:
+    monkeypatch.setenv("BOWSTRING_BINARY", str(program))
+    with pytest.raises(bowstring.Unsupported, match="BOWSTRING_BINARY") as caught:
         next(at_client(crops))
     assert str(program) in str(caught.value)
-    monkeypatch.setenv("BOWSTRING_PROGRAM", os.devnull)
+    monkeypatch.setenv("BOWSTRING_BINARY", os.devnull)
     with pytest.raises(bowstring.Unsupported, match=os.devnull):
         next(at_client(crops))
 

@@ -10,14 +10,11 @@ import contextlib
 import json
 import os
 import select
-import shutil
 import struct
 import subprocess
-import sys
 import threading
 import weakref
 from collections.abc import Collection, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -30,12 +27,14 @@ except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
 from bowstring._finalizers import finalizer
+from bowstring._program import program
 from bowstring._wire import to_numpy
 from bowstring.errors import (
     BowstringError,
     DataLoss,
     InvalidRequest,
     LimitExceeded,
+    NotFound,
     ServerError,
     Unavailable,
     Unsupported,
@@ -50,20 +49,6 @@ _CODES: dict[str, type[BowstringError]] = {
 }
 
 Json = dict[str, Any]
-
-
-def program() -> str:
-    """The path of the program `bowstring`: what BOWSTRING_PROGRAM names, the one of this environment, or of PATH."""
-    if named := os.environ.get("BOWSTRING_PROGRAM"):
-        return named
-    installed = Path(sys.executable).with_name("bowstring")
-    found = str(installed) if installed.exists() else shutil.which("bowstring")
-    if found is None:
-        raise Unsupported(
-            "place: operators at the client need the program bowstring, which is neither beside Python nor on PATH; "
-            'install a wheel that has it, set BOWSTRING_PROGRAM, or use place="server"'
-        )
-    return found
 
 
 def error_of(code: str, text: str) -> BowstringError:
@@ -90,7 +75,12 @@ class OperatorProcess:
                 "place: operators at the client need pipes that can be waited for, which Windows does not have; use "
                 'place="server"'
             )
-        self._program = program()
+        try:
+            self._program = str(program())
+        except NotFound as error:
+            raise Unsupported(
+                f'place: operators at the client need the program; {error}; or use place="server"'
+            ) from error
         self._end: int | None = None  # readable when the process has ended
         try:
             # In a session of its own, so that an interrupt at the terminal only reaches this process.
@@ -134,7 +124,7 @@ class OperatorProcess:
     def _unfit(self, cause: str) -> Unsupported:
         return Unsupported(
             f"place: the program {self._program!r} does not run operators: {cause}; install a wheel that has "
-            'bowstring, set BOWSTRING_PROGRAM to the path of one that has `apply`, or use place="server"'
+            'bowstring, set BOWSTRING_BINARY to the path of one that has `apply`, or use place="server"'
         )
 
     def send(self, batch: pa.RecordBatch, epoch: int) -> None:
