@@ -24,6 +24,11 @@ type TopCmd struct {
 	JSON     bool          `name:"json" help:"Print one JSON object a line, for each observation."`
 }
 
+// Help is shown below the summary.
+func (*TopCmd) Help() string {
+	return `Without --server, top looks at the server that bowstring.open has started on this machine. If there are several, it prints their addresses.`
+}
+
 // Validate is called by kong.
 func (c *TopCmd) Validate() error {
 	if c.Interval < 100*time.Millisecond {
@@ -36,7 +41,14 @@ func (c *TopCmd) Validate() error {
 // It computes rates by package watch, as the console does.
 func (c *TopCmd) Run(ctx context.Context, app *App) error {
 	if app.globals.Server == "" {
-		return usagef("top looks at a running server: name it by --server")
+		if app.settings.origin("store").level != fromDefault {
+			return usagef("top looks at a running server, not at a store: name it by --server")
+		}
+		own, err := openedServer(ctx)
+		if err != nil {
+			return err
+		}
+		app.globals.Server = own
 	}
 	return app.with(ctx, false, func(client *client) error {
 		// An observation is the server's counters. top keeps two of them, and the server
