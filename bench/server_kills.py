@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-from bowstring import _own
+from bowstring._local import servers
 
 _PATIENCE = 120.0  # seconds after which a call counts as hanging
 _ENDING = 60.0  # seconds that programs may take to end
@@ -91,12 +91,12 @@ def killed_at_random(folder: Path, cache: Path, rows: int, *, kills: int, seed: 
             loop.kill()
             loop.communicate()
     alive = len(processes(cache)) - 1  # one server is to run
-    for server in _own.known():
+    for server in servers.known():
         server.stop()
     end = time.monotonic() + _ENDING
     while processes(cache) and time.monotonic() < end:  # they are about to end
         time.sleep(0.01)
-    left = len(processes(cache)) + sum(server.socket.exists() for server in _own.known())
+    left = len(processes(cache)) + sum(server.socket.exists() for server in servers.known())
     return Killed(done, hangs, wrong, max(0, alive) + left)
 
 

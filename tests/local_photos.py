@@ -8,7 +8,7 @@ from typing import Any
 
 import bowstring
 import pyarrow as pa
-from bowstring._shm import Ring
+from bowstring._transport.shm import Ring
 
 Seen = dict[int, str]
 

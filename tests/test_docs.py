@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.flight as fl
 import pytest
 import site_pages
-from bowstring import _own
+from bowstring._local import servers
 from conftest import ROOT, StartNode
 from markdown_it.token import Token
 from node import Node
@@ -89,7 +89,7 @@ def test_the_lines_in_the_readme(
         )
         assert done.returncode == 0, done.stderr
         printed.append(done.stdout)
-    (started,) = _own.known()
+    (started,) = servers.known()
     assert started.stop()
     package, plain = printed
     assert plain.startswith("270 samples, ")

@@ -8,7 +8,7 @@ import time
 from unittest import mock
 
 import bowstring
-from bowstring import _own
+from bowstring._local import servers
 from harness import Context, Figure, Result, emit, median
 from node import Node
 from samples import SIZE, image_folder
@@ -60,7 +60,7 @@ def run(context: Context) -> Result:
 
 def started() -> float:
     """Seconds that a start takes until the server answers."""
-    (server,) = _own.known()
+    (server,) = servers.known()
     server.stop()
     begun = time.monotonic()
     server.ensure()

@@ -16,7 +16,7 @@ kept = [client, batches, next(batches)]
 class Cycle: pass
 match sys.argv[2]:
     case "in another module": os.kept = kept
-    case "in the package": bowstring._calls.kept = kept
+    case "in the package": bowstring._transport.calls.kept = kept
     case "in itself":
         cycle = Cycle()
         cycle.kept = cycle, kept

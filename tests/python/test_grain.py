@@ -21,7 +21,7 @@ import grain
 import numpy as np
 import pyarrow as pa
 import pytest
-from bowstring._arrays import batch_of, samples_of
+from bowstring._rows.arrays import batch_of, samples_of
 from bowstring.grain import DataSource, IterDataset, StateMismatch
 from bowstring.torch import BowstringDataset, portable_state
 from conftest import StartNode

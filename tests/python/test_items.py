@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from bowstring import operators
-from bowstring._items import Format
+from bowstring._rows.items import Format
 from bowstring.errors import InvalidRequest
 
 

@@ -62,9 +62,10 @@ for name in ("torch", "polars"):
         continue
     importlib.import_module("bowstring." + name)
 import bowstring
-for path in sorted(pathlib.Path(bowstring.__file__).parent.glob("*.py")):
-    if path.stem not in ("ray", "polars", "dali", "grain", "_ray_filters", "_polars_filters"):  # of other packages
-        importlib.import_module("bowstring." + path.stem)
+folder = pathlib.Path(bowstring.__file__).parent
+for path in sorted([*folder.glob("*.py"), *folder.glob("_*/*.py")]):
+    if path.stem not in ("ray", "polars", "dali", "grain"):  # of other packages
+        importlib.import_module(".".join(path.relative_to(folder.parent).with_suffix("").parts))
 print("all")
 """
 

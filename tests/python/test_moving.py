@@ -11,7 +11,8 @@ from typing import Any
 import bowstring
 import grpc
 import pytest
-from bowstring import _origins, _status
+from bowstring import _status
+from bowstring._transport import origins
 from bowstring.errors import by_number
 
 KEPT = "secret"
@@ -210,7 +211,7 @@ def test_no_proxy_is_asked_for_a_server_of_this_machine(
     ],
 )
 def test_the_next_server_is_as_safe(uri: str, left: str, secret: bool, want: bool) -> None:
-    assert _origins.follows(uri, left, secret=secret) is want
+    assert origins.follows(uri, left, secret=secret) is want
 
 
 def test_the_places_of_an_endpoint_are_as_safe() -> None:
@@ -242,7 +243,7 @@ def test_details_that_cannot_be_read_say_nothing(raw: bytes) -> None:
 
 
 def test_what_a_cluster_is_known_by_is_bounded() -> None:
-    known = _origins.Known(["grpc://a:1"])
+    known = origins.Known(["grpc://a:1"])
     known.add(f"grpc://b:{i}" for i in range(100_000))
     assert "grpc://a:1" in known
     assert "grpc://b:99999" not in known

@@ -18,7 +18,7 @@ from typing import Any
 
 import bowstring
 import pytest
-from bowstring import _attach, _own
+from bowstring._local import attach, servers
 from bowstring.errors import InvalidRequest, NotFound, ServerEnded, ServerError, Unavailable
 from node import Node
 from server_kills import killed_at_random, processes
@@ -34,7 +34,7 @@ def cache(binary: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iter
     monkeypatch.setenv("BOWSTRING_BINARY", str(binary))
     monkeypatch.setenv("BOWSTRING_CACHE", str(folder))
     yield folder
-    for server in _own.known():
+    for server in servers.known():
         server.stop()
         assert not server.socket.exists()
     end = time.monotonic() + 60
@@ -63,8 +63,8 @@ def files(root: Path) -> list[bytes]:
     return sorted(path.read_bytes() for path in root.rglob("*.jp*g"))
 
 
-def server() -> _own.Server:
-    (found,) = _own.known()
+def server() -> servers.Server:
+    (found,) = servers.known()
     return found
 
 
@@ -103,14 +103,14 @@ def test_a_folder(photographs: Path) -> None:
 
 def test_the_time_of_an_update(photographs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An opening that waited for another one trusts it only if that began to look after its own call."""
-    run = _attach._run
+    run = attach._run
     begun = []
 
     def noted(*args: Any, **more: Any) -> None:
         begun.append(time.time_ns())
         run(*args, **more)
 
-    monkeypatch.setattr(_attach, "_run", noted)
+    monkeypatch.setattr(attach, "_run", noted)
     opened = bowstring.open(photographs, progress=False)
     stamp = server().home / f"{opened.name}.attached"
     assert stamp.stat().st_mtime_ns <= begun[0], "what has changed meanwhile would be missed"
@@ -206,7 +206,7 @@ def test_a_start_during_a_stop(photographs: Path, monkeypatch: pytest.MonkeyPatc
             while server().running() == process or server()._held():
                 time.sleep(0.01)
             assert opened.take([0]).num_rows == 1
-            during.setattr(_own, "_START", 2.0)
+            during.setattr(servers, "_START", 2.0)
 
         during.setattr(os, "kill", replaced)
         assert server().stop()
@@ -254,7 +254,7 @@ def test_of_a_server(node: Node) -> None:
     there = bowstring.connect(node.url).dataset("photos", split="val")
     assert bowstring.open(f"{node.url}/photos", split="val") == there
     assert bowstring.open(f"{node.url}/photos@1", split="val") == there
-    assert not _own.known()
+    assert not servers.known()
 
 
 def test_of_a_store(bowstring: Command, folder: Path, tmp_path: Path) -> None:
@@ -273,7 +273,8 @@ READER = """
     import sys, bowstring
     opened = bowstring.open(sys.argv[1], progress=False)
     rows = sum(batch.num_rows for batch in opened.shuffle(1).batches(8))
-    print(opened.name, opened.snapshot, rows, bowstring._own.Server(bowstring._own.root() / "files").running())
+    servers = bowstring._local.servers
+    print(opened.name, opened.snapshot, rows, servers.Server(servers.root() / "files").running())
 """
 
 
@@ -417,14 +418,14 @@ def test_a_bucket(bucket: Bucket, photographs: Path, monkeypatch: pytest.MonkeyP
     first = sorted(photographs.rglob("*.jp*g"))[0]
     bucket.put(f"photographs/{first.relative_to(photographs).parent}/added.jpg", first.read_bytes())
     assert len(bowstring.open(url, progress=False)) == len(opened) + 1
-    assert len(_own.known()) == 1
+    assert len(servers.known()) == 1
 
 
 def test_names() -> None:
     """The name of a dataset follows from its source alone."""
     sources = ["/a/photos", "/b/photos", "s3://b/p?endpoint=http://h:1", "/", "/ü"]
-    names = [_attach.name_of(source) for source in sources]
-    assert names == [_attach.name_of(source) for source in sources]
+    names = [attach.name_of(source) for source in sources]
+    assert names == [attach.name_of(source) for source in sources]
     assert len(set(names)) == len(names)
     assert [name.rpartition("-")[0] for name in names] == ["photos", "photos", "p", "source", "source"]
 

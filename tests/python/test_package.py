@@ -127,11 +127,32 @@ def test_imports_go_one_way() -> None:
         for path in SOURCE.rglob("*.py")
     }
     graph = {name: (imports(path) & modules.keys()) - {name} for name, path in modules.items()}
-    # `from bowstring import _fork` takes a module, and nothing that the package itself has.
+    # `from bowstring._transport import fork` takes a module, and nothing that the package itself has.
     graph = {name: {other for other in others if not name.startswith(f"{other}.")} for name, others in graph.items()}
-    names = "_background _finalizers _fork _messages _shm _views _wire connection errors"
+    names = "_finalizers _messages connection errors"
+    names += " _transport _transport.background _transport.fork _transport.shm _transport.views"
     assert graph["bowstring.stream"] == {f"bowstring.{name}" for name in names.split()}
     tuple(graphlib.TopologicalSorter(graph).static_order())  # CycleError names the modules
+
+
+GROUPS = ["_local", "_transport", "_requests", "_rows", "_operators", "_filters"]  # each imports only earlier ones
+
+
+def test_groups_of_private_modules_import_one_way() -> None:
+    """A group imports only groups before it, and no group imports itself through public modules."""
+    folders = {path.name for path in SOURCE.iterdir() if path.name.startswith("_") and path.is_dir()}
+    assert folders - {"__pycache__"} == set(GROUPS)
+    whole: dict[str, set[str]] = {}
+    for path in SOURCE.rglob("*.py"):
+        parts = path.relative_to(SOURCE).with_suffix("").parts
+        if parts[0] in ("torch", "demo", "__init__"):
+            continue
+        direct = {name.split(".")[1] for name in imports(path) if name.startswith("bowstring.")} - {parts[0]}
+        if parts[0] in GROUPS:
+            later = GROUPS[GROUPS.index(parts[0]) + 1 :]
+            assert not direct & set(later), f"{path.relative_to(SOURCE)} imports {direct & set(later)}"
+        whole.setdefault(parts[0], set()).update(direct)
+    tuple(graphlib.TopologicalSorter(whole).static_order())  # CycleError names the groups and modules
 
 
 def test_every_public_name_is_documented() -> None:

@@ -11,8 +11,10 @@ import bowstring
 import numpy as np
 import pyarrow as pa
 import pytest
-from bowstring import _local_stream, _placement, operators
-from bowstring._operator_process import OperatorProcess
+from bowstring import operators
+from bowstring._operators import placement
+from bowstring._operators import stream as local_stream
+from bowstring._operators.process import OperatorProcess
 from bowstring.torch import BowstringDataset
 from conftest import StartNode
 from PIL import Image
@@ -129,12 +131,12 @@ def test_prefetched_batches(
 
         return timed
 
-    monkeypatch.setattr(_local_stream, "time", types.SimpleNamespace(perf_counter=lambda: now[0]))
+    monkeypatch.setattr(local_stream, "time", types.SimpleNamespace(perf_counter=lambda: now[0]))
     monkeypatch.setattr(bowstring.Batches, "_next", taking(comes, bowstring.Batches._next))
     monkeypatch.setattr(OperatorProcess, "receive", taking(made, OperatorProcess.receive))
     crops = photos.columns(["image"]).operators(image=CROP).options(on_error="null", place="client")
     with crops.batches(3) as batches:
-        assert isinstance(batches, _local_stream.LocalBatches)
+        assert isinstance(batches, local_stream.LocalBatches)
         found = []
         for _ in prefetched:
             next(batches)
@@ -151,7 +153,7 @@ def test_moves_change_nothing(photos: bowstring.Dataset, monkeypatch: pytest.Mon
     """However often it moves, at whatever batch, every row comes once, with the same bytes."""
     drawn = random.Random(seed)
 
-    class Restless(_placement.Chooser):
+    class Restless(placement.Chooser):
         def settling(self) -> bool:
             return drawn.random() < 0.5
 
@@ -163,7 +165,7 @@ def test_moves_change_nothing(photos: bowstring.Dataset, monkeypatch: pytest.Mon
 
     made = photos.operators(image=CROP).columns(["image", "position", "image.params"]).options(on_error="null")
     whole = [list(made.batches(3, epoch=e, rank=r, world_size=2)) for e in (3, 4) for r in range(2)]
-    monkeypatch.setattr(_local_stream, "Chooser", Restless)
+    monkeypatch.setattr(local_stream, "Chooser", Restless)
     chosen = made.options(place="auto")
     places = set()
     for i, (epoch, rank) in enumerate((e, r) for e in (3, 4) for r in range(2)):
@@ -200,7 +202,7 @@ def test_the_process_ends(photos: bowstring.Dataset) -> None:
     """With the stream; and where it is killed, the stream says so."""
     made = photos.columns(["image"]).operators(image=CROP).options(on_error="null", place="client")
     batches = made.batches(2)
-    assert isinstance(batches, _local_stream.LocalBatches)
+    assert isinstance(batches, local_stream.LocalBatches)
     next(batches)
     assert batches._worker is not None
     process = batches._worker._process
@@ -208,7 +210,7 @@ def test_the_process_ends(photos: bowstring.Dataset) -> None:
     assert process.returncode is not None
     with made.batches(2) as killed:
         next(killed)
-        assert isinstance(killed, _local_stream.LocalBatches)
+        assert isinstance(killed, local_stream.LocalBatches)
         assert killed._worker is not None
         killed._worker._process.kill()
         with pytest.raises(bowstring.ServerError, match="has ended with status -9"):

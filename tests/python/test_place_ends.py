@@ -12,7 +12,9 @@ from typing import Any
 
 import bowstring
 import pytest
-from bowstring import _local_exchange, _local_stream, _operator_process
+from bowstring._operators import exchange as local_exchange
+from bowstring._operators import process as operator_process
+from bowstring._operators import stream as local_stream
 from place_photos import CROP, photos, store
 
 __all__ = ["photos", "store"]  # fixtures
@@ -56,7 +58,7 @@ def test_closed_where_others_hold_the_pipes(
     monkeypatch.setenv("BOWSTRING_BINARY", silent)
     if not reported:  # as a kernel that does not report the end of a process
         monkeypatch.delattr(os, "pidfd_open")
-    worker = _operator_process.OperatorProcess({"image": {}}, 0)
+    worker = operator_process.OperatorProcess({"image": {}}, 0)
     assert (worker._end is not None) == reported
     waiting = threading.Event()
     seen: list[object] = []
@@ -114,26 +116,26 @@ def test_an_exchange_is_closed_under_takes(
 ) -> None:
     """One waits for the process, and one for its turn: both end, and no other process is started."""
     monkeypatch.setenv("BOWSTRING_BINARY", silent)
-    begun: list[_operator_process.OperatorProcess] = []
-    usual = _operator_process.process_for
+    begun: list[operator_process.OperatorProcess] = []
+    usual = operator_process.process_for
 
-    def process_for(*args: Any) -> _operator_process.OperatorProcess:
+    def process_for(*args: Any) -> operator_process.OperatorProcess:
         begun.append(usual(*args))
         return begun[-1]
 
-    monkeypatch.setattr(_local_exchange, "process_for", process_for)
+    monkeypatch.setattr(local_exchange, "process_for", process_for)
     exchange = crops.options(place="client").exchange()
-    assert isinstance(exchange, _local_exchange.LocalExchange)
+    assert isinstance(exchange, local_exchange.LocalExchange)
     turn = Turn()
     exchange._turn = turn  # type: ignore[assignment]
     waits = threading.Event()
-    receive = _operator_process.OperatorProcess.receive
+    receive = operator_process.OperatorProcess.receive
 
-    def received(worker: _operator_process.OperatorProcess) -> Any:
+    def received(worker: operator_process.OperatorProcess) -> Any:
         waits.set()
         return receive(worker)
 
-    monkeypatch.setattr(_operator_process.OperatorProcess, "receive", received)
+    monkeypatch.setattr(operator_process.OperatorProcess, "receive", received)
     seen: list[object] = []
 
     def take() -> None:
@@ -163,7 +165,7 @@ def test_a_process_starts_between_forks(crops: bowstring.Dataset, monkeypatch: p
 
     def popen(*args: Any, **options: Any) -> Any:
         def try_lock() -> None:
-            free.append(_operator_process._starting.acquire(blocking=False))
+            free.append(operator_process._starting.acquire(blocking=False))
 
         other = threading.Thread(target=try_lock)
         other.start()
@@ -174,24 +176,24 @@ def test_a_process_starts_between_forks(crops: bowstring.Dataset, monkeypatch: p
     with crops.options(place="client", on_error="null").batches(3) as batches:
         next(batches)
     assert free == [False]
-    assert _operator_process._starting.acquire(blocking=False)
-    _operator_process._starting.release()
+    assert operator_process._starting.acquire(blocking=False)
+    operator_process._starting.release()
 
 
 def test_a_batch_that_is_too_large(crops: bowstring.Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is refused before it is sent, and says what would be right. A caller that continues loses no row."""
     made = crops.options(on_error="null")
     whole = list(made.batches(3, epoch=3))
-    most = _operator_process._MOST
-    monkeypatch.setattr(_operator_process, "_MOST", 1000)
+    most = operator_process._MOST
+    monkeypatch.setattr(operator_process, "_MOST", 1000)
     batches = made.options(place="client").batches(3, epoch=3)
-    assert isinstance(batches, _local_stream.LocalBatches)
+    assert isinstance(batches, local_stream.LocalBatches)
     with batches:
         with pytest.raises(
             bowstring.LimitExceeded, match=r"a batch of 3 rows has \d+ bytes.*at most 1000.*batch_bytes"
         ):
             batches._next()  # __next__ would try again
-        monkeypatch.setattr(_operator_process, "_MOST", most)
+        monkeypatch.setattr(operator_process, "_MOST", most)
         assert list(batches) == whole
 
 
@@ -199,10 +201,10 @@ def test_a_batch_that_is_too_large(crops: bowstring.Dataset, monkeypatch: pytest
 def test_an_engine_that_is_not_there(crops: bowstring.Dataset, monkeypatch: pytest.MonkeyPatch, on_error: Any) -> None:
     """It is no fault of the sample, whatever on_error is: the stream fails, and the sample comes to who goes on."""
     made = crops.where("position % 2 == 0").options(on_error=on_error)  # none of them is damaged
-    usual = _operator_process.OperatorProcess.receive
+    usual = operator_process.OperatorProcess.receive
     answers = 0
 
-    def receive(worker: _operator_process.OperatorProcess) -> Any:
+    def receive(worker: operator_process.OperatorProcess) -> Any:
         nonlocal answers
         answers += 1
         got, faults = usual(worker)
@@ -212,9 +214,9 @@ def test_an_engine_that_is_not_there(crops: bowstring.Dataset, monkeypatch: pyte
         return got, faults
 
     whole = list(made.batches(2, epoch=3))
-    monkeypatch.setattr(_operator_process.OperatorProcess, "receive", receive)
+    monkeypatch.setattr(operator_process.OperatorProcess, "receive", receive)
     batches = made.options(place="client").batches(2, epoch=3)
-    assert isinstance(batches, _local_stream.LocalBatches)
+    assert isinstance(batches, local_stream.LocalBatches)
     with batches:
         assert next(batches) == whole[0]
         with pytest.raises(bowstring.Unavailable, match=r"position 6 .*no process"):

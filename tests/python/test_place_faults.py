@@ -12,16 +12,17 @@ from typing import Any
 import bowstring
 import pyarrow as pa
 import pytest
-from bowstring import _local_stream, _operator_process
+from bowstring._operators import process as operator_process
+from bowstring._operators import stream as local_stream
 from bowstring.stream import Batches
 from place_photos import CROP, DAMAGED, LISTS, photos, store
 
 __all__ = ["photos", "store"]  # fixtures
 
 
-def at_client(dataset: bowstring.Dataset, size: int = 3, **options: Any) -> _local_stream.LocalBatches:
+def at_client(dataset: bowstring.Dataset, size: int = 3, **options: Any) -> local_stream.LocalBatches:
     batches = dataset.options(place="client", **options).batches(size, epoch=3)
-    assert isinstance(batches, _local_stream.LocalBatches)
+    assert isinstance(batches, local_stream.LocalBatches)
     return batches
 
 
@@ -56,17 +57,17 @@ def test_interrupted(crops: bowstring.Dataset, monkeypatch: pytest.MonkeyPatch, 
     made = crops.options(on_error="null")
     whole = list(made.batches(3, epoch=3))
     drawn = random.Random(seed)
-    usual = getattr(_operator_process.OperatorProcess, where)
+    usual = getattr(operator_process.OperatorProcess, where)
     stopped = 0
 
-    def sometimes(worker: _operator_process.OperatorProcess, what: Any) -> Any:
+    def sometimes(worker: operator_process.OperatorProcess, what: Any) -> Any:
         nonlocal stopped
         if stopped < 5 and drawn.random() < 0.2:
             stopped += 1
             raise Interrupted
         return usual(worker, what)
 
-    monkeypatch.setattr(_operator_process.OperatorProcess, where, sometimes)
+    monkeypatch.setattr(operator_process.OperatorProcess, where, sometimes)
     found: list[pa.RecordBatch] = []
     with at_client(made) as batches:
         while len(found) < len(whole):
@@ -96,14 +97,14 @@ def test_closed_by_another_thread(crops: bowstring.Dataset, monkeypatch: pytest.
     """A wait for a batch is cancelled: the stream has ended, and so has the process."""
     reached = threading.Event()
     closed = threading.Event()
-    usual = getattr(_operator_process.OperatorProcess, where)
+    usual = getattr(operator_process.OperatorProcess, where)
 
-    def held(worker: _operator_process.OperatorProcess, *args: Any) -> Any:
+    def held(worker: operator_process.OperatorProcess, *args: Any) -> Any:
         reached.set()
         assert closed.wait(60)
         return usual(worker, *args)
 
-    monkeypatch.setattr(_operator_process.OperatorProcess, where, held)
+    monkeypatch.setattr(operator_process.OperatorProcess, where, held)
     batches = at_client(crops, on_error="null")
     ended: list[object] = []
 
@@ -157,14 +158,14 @@ def test_closed_while_the_process_is_read(crops: bowstring.Dataset) -> None:
 
 def test_closed_while_the_process_begins(crops: bowstring.Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
     begun = []
-    usual = _local_stream.LocalBatches._begin
+    usual = local_stream.LocalBatches._begin
 
-    def begin(batches: _local_stream.LocalBatches, schema: pa.Schema) -> _operator_process.OperatorProcess:
+    def begin(batches: local_stream.LocalBatches, schema: pa.Schema) -> operator_process.OperatorProcess:
         begun.append(usual(batches, schema))
         batches.close()
         return begun[-1]
 
-    monkeypatch.setattr(_local_stream.LocalBatches, "_begin", begin)
+    monkeypatch.setattr(local_stream.LocalBatches, "_begin", begin)
     assert list(at_client(crops)) == []
     assert begun[0]._process.returncode is not None
 
@@ -187,7 +188,7 @@ def test_no_rows(photos: bowstring.Dataset, name: str) -> None:
         for empty in (one.slice(1, 0), bare):
             worker.send(empty, 3)
             made, faults = worker.receive()
-            found = _operator_process.assembled(batches._target(), empty, made, worker.forms)
+            found = operator_process.assembled(batches._target(), empty, made, worker.forms)
             found.validate(full=True)
             assert (found.num_rows, faults) == (0, [])
             assert found.schema.equals(batches._target(), check_metadata=True)
@@ -216,7 +217,7 @@ def test_another_program(crops: bowstring.Dataset, monkeypatch: pytest.MonkeyPat
 def test_failures_are_those_of_the_server() -> None:
     """Whatever `apply` says of a failure, the exception is the one that has its code."""
     for code in ("INVALID_ARGUMENT", "RESOURCE_EXHAUSTED", "DATA_LOSS", "UNIMPLEMENTED", "UNAVAILABLE", "INTERNAL"):
-        assert _operator_process.error_of(code, "why").code == code
+        assert operator_process.error_of(code, "why").code == code
 
 
 def test_an_interrupt_is_not_for_the_program(crops: bowstring.Dataset) -> None:

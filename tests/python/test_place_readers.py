@@ -9,7 +9,8 @@ import bowstring.polars
 import bowstring.ray
 import pyarrow as pa
 import pytest
-from bowstring import _local_exchange, _operator_process
+from bowstring._operators import exchange as local_exchange
+from bowstring._operators import process as operator_process
 from bowstring.ray import BowstringDatasource
 from place_photos import CROP, DAMAGED, LISTS, ROWS, photos, store
 from polars.testing import assert_frame_equal
@@ -23,13 +24,13 @@ GOOD = [p for p in range(ROWS) if p not in DAMAGED]
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Rows of each batch that a process beside this one was handed."""
     found: list[int] = []
-    usual = _operator_process.OperatorProcess.send
+    usual = operator_process.OperatorProcess.send
 
-    def send(worker: _operator_process.OperatorProcess, batch: pa.RecordBatch, epoch: int) -> None:
+    def send(worker: operator_process.OperatorProcess, batch: pa.RecordBatch, epoch: int) -> None:
         found.append(batch.num_rows)
         usual(worker, batch, epoch)
 
-    monkeypatch.setattr(_operator_process.OperatorProcess, "send", send)
+    monkeypatch.setattr(operator_process.OperatorProcess, "send", send)
     return found
 
 
@@ -56,7 +57,7 @@ def test_take_of_what_cannot_be_made(photos: bowstring.Dataset) -> None:
     made = photos.operators(image=CROP).columns(["image"])
     bad = min(DAMAGED)
     with made.options(place="client").exchange() as exchange:
-        assert isinstance(exchange, _local_exchange.LocalExchange)
+        assert isinstance(exchange, local_exchange.LocalExchange)
         for _ in range(2):
             with pytest.raises(bowstring.DataLoss, match=f"position {bad} "):
                 exchange.take([GOOD[0], bad])

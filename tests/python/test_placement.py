@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable
 
 import pytest
-from bowstring._placement import Chooser
+from bowstring._operators.placement import Chooser
 
 ROWS = 10
 

@@ -17,7 +17,7 @@ import bowstring
 import bowstring.polars
 import polars as pl
 import pytest
-from bowstring._polars_filters import conjuncts, translate
+from bowstring._filters.polars import conjuncts, translate
 from polars.testing import assert_frame_equal
 from polars_samples import BLOB, ROWS, UTC, WORDS, Served, served
 

@@ -8,7 +8,7 @@ import bowstring
 import bowstring.polars
 import polars as pl
 import pytest
-from bowstring import _where
+from bowstring._filters import where
 from polars.testing import assert_frame_equal
 from polars_samples import BLOB, ROWS, Served, scan, sent, served
 from sent import Sent
@@ -120,7 +120,7 @@ def test_long_filters_stay_here(scan: pl.LazyFrame, sent: Callable[[], Sent]) ->
 def test_a_filter_that_the_server_refuses(
     served: Served, scan: pl.LazyFrame, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    wrong = _where.exactly("word > 3", "word <= 3")
+    wrong = where.exactly("word > 3", "word <= 3")
     monkeypatch.setattr(bowstring.polars, "translate", lambda *_: wrong)
     found = scan.filter(pl.col("label") > 90).select("key", "image").collect()
     assert_frame_equal(found, served.frame.filter(pl.col("label") > 90).select("key", "image"))

@@ -20,7 +20,7 @@ from wire import until
 @pytest.fixture
 def shared(start: StartNode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Node:
     """A server whose blobs are in the files of its embedded store."""
-    monkeypatch.setattr("bowstring._shm._PATIENCE", 30.0)  # a machine may be busy; in the end it would be TCP
+    monkeypatch.setattr("bowstring._transport.shm._PATIENCE", 30.0)  # a machine may be busy; in the end it would be TCP
     return start("--local", str(tmp_path / "socket"), "--local-ring=16MiB", "--local-references")
 
 

@@ -16,7 +16,7 @@ import bowstring.ray
 import pytest
 import ray
 import ray.cloudpickle
-from bowstring._ray_filters import translate
+from bowstring._filters.ray import translate
 from bowstring.ray import BowstringDatasource
 from node import Node
 from ray.data.expressions import Expr, col, lit

@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.flight as fl
 import pytest
-from bowstring import _buffers, _calls, _dial, _http2, _maintenance
+from bowstring._transport import buffers, calls, dial, http2, maintenance
 from bowstring.errors import translate
 from conftest import StartNode
 from node import Node
@@ -34,12 +34,12 @@ SECONDS = 60  # for what another thread does
 def by_pyarrow(monkeypatch: pytest.MonkeyPatch, read: Callable[[], Any]) -> Any:
     """The batches of a request over pyarrow's own transport."""
 
-    def get(connections: _calls.Connections, ticket: bytes, headers: list[tuple[bytes, bytes]]) -> Any:
+    def get(connections: calls.Connections, ticket: bytes, headers: list[tuple[bytes, bytes]]) -> Any:
         with translate():
             return fl.connect(connections.uri).do_get(fl.Ticket(ticket), fl.FlightCallOptions(headers=headers))
 
     with monkeypatch.context() as here:
-        here.setattr(_calls.Connections, "get", get)
+        here.setattr(calls.Connections, "get", get)
         return read()
 
 
@@ -155,7 +155,7 @@ def digest(values: Any) -> str:
 
 
 def test_memory_is_not_used_again_while_anything_refers_to_it(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_buffers, "SMALL", 1)
+    monkeypatch.setattr(buffers, "SMALL", 1)
     seed = random.randrange(2**32)
     print(f"seed {seed}")
     rng = random.Random(seed)
@@ -182,14 +182,14 @@ def test_memory_is_not_used_again_while_anything_refers_to_it(node: Node, monkey
 
 def test_memory_is_used_again(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[int] = []
-    monkeypatch.setattr(_buffers, "SMALL", 1)
+    monkeypatch.setattr(buffers, "SMALL", 1)
 
-    class Counted(_buffers._Private):
+    class Counted(buffers._Private):
         def __init__(self, size: int) -> None:
             made.append(size)
             super().__init__(size)
 
-    monkeypatch.setattr(_buffers, "_Private", Counted)
+    monkeypatch.setattr(buffers, "_Private", Counted)
     dataset = bowstring.connect(node.url).dataset("photos").columns(["image"])
     batches = 0
     for _ in dataset.batches(13, epochs=10):
@@ -199,7 +199,7 @@ def test_memory_is_used_again(node: Node, monkeypatch: pytest.MonkeyPatch) -> No
     assert len(made) < 40
 
 
-def silent(link: _http2.Link) -> bool:
+def silent(link: http2.Link) -> bool:
     """Whether nothing comes at the moment."""
     with link.lock:
         return not link.advance(wait=False)
@@ -207,8 +207,8 @@ def silent(link: _http2.Link) -> bool:
 
 def test_prefetch_during_a_pause(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     """While no thread reads, the client receives one window, and no more; pings are answered. Then it goes on."""
-    monkeypatch.setattr(_maintenance, "LULL", 0.01)
-    monkeypatch.setattr(_http2, "_RECEIVE_WINDOW", 1 << 20)
+    monkeypatch.setattr(maintenance, "LULL", 0.01)
+    monkeypatch.setattr(http2, "_RECEIVE_WINDOW", 1 << 20)
     dataset = bowstring.connect(node.url).dataset("photos").columns(["position", "image"])
     with dataset.batches(4, epochs=20) as batches:
         rows = [next(batches)["position"].to_pylist()]
@@ -225,7 +225,7 @@ def test_prefetch_during_a_pause(node: Node, monkeypatch: pytest.MonkeyPatch) ->
 def test_the_thread_goes_on_whatever_a_connection_does(error: type[Exception]) -> None:
     class Broken:
         lock = threading.Lock()
-        served = -_maintenance.LULL
+        served = -maintenance.LULL
         settled = False
 
         def catch_up(self) -> None:
@@ -238,14 +238,14 @@ def test_the_thread_goes_on_whatever_a_connection_does(error: type[Exception]) -
             raise AssertionError("no process has forked")
 
     broken = Broken()
-    _maintenance._serve(broken)
+    maintenance._serve(broken)
     assert broken.settled
     assert not broken.lock.locked()
 
 
 def test_the_thread_ends_with_the_connections(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_maintenance, "LULL", 0.01)
-    monkeypatch.setattr(_maintenance, "_maintenance", _maintenance._Maintenance())
+    monkeypatch.setattr(maintenance, "LULL", 0.01)
+    monkeypatch.setattr(maintenance, "_maintenance", maintenance._Maintenance())
     before = set(threading.enumerate())
     with bowstring.connect(node.url) as client:
         assert sum(batch.num_rows for batch in client.dataset("photos").batches(300)) == 300
@@ -274,7 +274,7 @@ def test_which_proxy_is_asked(
             monkeypatch.delenv(spelled, raising=False)
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    found = _dial.proxy(urlsplit(f"grpc://{host}:1"))
+    found = dial.proxy(urlsplit(f"grpc://{host}:1"))
     assert (found and found.netloc) == way
 
 
@@ -304,7 +304,7 @@ def test_a_proxy(node: Node, monkeypatch: pytest.MonkeyPatch, *, allows: bool) -
 
     with socket.create_server(("127.0.0.1", 0)) as listener:
         monkeypatch.setenv("https_proxy", f"http://me:secret@127.0.0.1:{listener.getsockname()[1]}")
-        monkeypatch.setattr(_dial, "on_this_machine", lambda _: False)
+        monkeypatch.setattr(dial, "on_this_machine", lambda _: False)
         thread = threading.Thread(target=carries, args=(listener,), daemon=True)
         thread.start()
         with bowstring.connect(node.url, retries=0) as client:
@@ -343,7 +343,7 @@ class Foreign(fl.FlightServerBase):  # type: ignore[misc]
 @pytest.mark.parametrize("way", ["plain", "tls", "unix"])
 def test_another_server(tmp_path: Path, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """All of Arrow's types, in messages small and large, with pieces of which none fits another."""
-    monkeypatch.setattr(_buffers, "SMALL", 1000)
+    monkeypatch.setattr(buffers, "SMALL", 1000)
     tls, options = None, {}
     location: Any = "grpc://127.0.0.1:0"
     if way == "tls":
@@ -357,7 +357,7 @@ def test_another_server(tmp_path: Path, way: str, monkeypatch: pytest.MonkeyPatc
         uri = {"unix": f"grpc+unix://{tmp_path}/socket", "tls": f"grpc+tls://127.0.0.1:{server.port}"}.get(
             way, f"grpc://127.0.0.1:{server.port}"
         )
-        connections = _calls.Connections(uri, tls)
+        connections = calls.Connections(uri, tls)
         for chunk in (1, 7, 100, 2000):
             for compression in (None, "zstd"):
                 ticket = {"rows": 2000, "chunk": chunk, "compression": compression}
@@ -381,7 +381,7 @@ def test_a_certificate_that_is_put_right(tmp_path: Path) -> None:
         trusted = tmp_path / "trusted.pem"
         trusted.write_bytes(certificate(tmp_path)[0])
         uri, ticket = f"grpc+tls://127.0.0.1:{server.port}", json.dumps({"rows": 10, "chunk": 10}).encode()
-        connections = _calls.Connections(uri, bowstring.Tls(root_certs=trusted, server_name="data.example"))
+        connections = calls.Connections(uri, bowstring.Tls(root_certs=trusted, server_name="data.example"))
         with pytest.raises(bowstring.Unavailable, match="has a certificate that is not trusted"):
             connections.get(ticket, [])
         trusted.write_bytes(cert)
@@ -400,6 +400,6 @@ def test_a_certificate_that_python_does_not_know(tmp_path: Path) -> None:
             client.stream({"rows": 10, "chunk": 10})
         trusting = bowstring.connect(f"grpc+tls://127.0.0.1:{server.port}", tls=bowstring.Tls(verify=False), retries=0)
         opened = trusting.stream({"rows": 10, "chunk": 10})
-        assert isinstance(opened.reader, _calls.Reader)
+        assert isinstance(opened.reader, calls.Reader)
         assert opened.reader.read_chunk().data.num_rows == 10
         opened.end()

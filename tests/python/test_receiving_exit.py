@@ -17,7 +17,7 @@ SECONDS = 45
 
 SCRIPT = """
 import os, sys, threading, time
-from bowstring import _calls
+from bowstring._transport import calls
 
 
 class Last:
@@ -41,7 +41,7 @@ def read():
 
 
 sys.last = Last()  # there is no module that goes later
-connections = _calls.Connections(sys.argv[1], None)
+connections = calls.Connections(sys.argv[1], None)
 threading.Thread(target=read, daemon=True).start()
 sys.stdin.readline()
 """

@@ -18,7 +18,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import raw
-from bowstring import _buffers, _calls, _http2, _maintenance, connection
+from bowstring import connection
+from bowstring._transport import buffers, calls, http2, maintenance
 from bowstring.errors import BowstringError
 from raw import Peer, Raw
 
@@ -43,12 +44,12 @@ def large(count: int, size: int, seed: int) -> list[pa.RecordBatch]:
 @pytest.fixture
 def unread(monkeypatch: pytest.MonkeyPatch) -> None:
     """No thread reads a connection in place of its consumer, but when the test says so."""
-    monkeypatch.setattr(_maintenance, "LULL", 3600.0)
+    monkeypatch.setattr(maintenance, "LULL", 3600.0)
 
 
 def call(server: Raw) -> list[pa.RecordBatch]:
     """All that a call brings."""
-    connections = _calls.Connections(server.uri, None)
+    connections = calls.Connections(server.uri, None)
     try:
         return [chunk.data for chunk in raw.chunks(connections.get(b"ticket", []))]
     finally:
@@ -110,7 +111,7 @@ def test_wherever_a_message_is_split() -> None:
         return raw.frame(raw.DATA, 0, stream, content[:at]) + raw.frame(raw.DATA, 0, stream, content[at:])
 
     with Raw(answering(frames)) as server:
-        connections = _calls.Connections(server.uri, None)
+        connections = calls.Connections(server.uri, None)
         for _ in range(1, len(content)):
             assert [chunk.data for chunk in raw.chunks(connections.get(b"ticket", []))] == batches
         connections.close()
@@ -131,7 +132,7 @@ def test_a_call_that_is_reset_when_its_time_is_up_has_timed_out() -> None:
             peer.send(raw.frame(raw.RST_STREAM, 0, peer.asked(), b"\0\0\0\x08"))
 
     with Raw(talk) as server:
-        connections = _calls.Connections(server.uri, None)
+        connections = calls.Connections(server.uri, None)
         for seconds in [1e-9] * 30:  # the socket's clock may be quicker, which comes to the same
             with pytest.raises(bowstring.TimedOut, match="has not answered within"):
                 list(connections.action("list", b"", [], seconds, again=True))
@@ -187,16 +188,16 @@ def uncollected() -> Iterator[None]:
 @pytest.mark.usefixtures("uncollected", "unread")
 def test_calls_that_fail_leave_nothing() -> None:
     with Raw(answering(lambda p, s: p.ends(s, 5, "no"), ends=False)) as server:
-        connections = _calls.Connections(server.uri, None)
+        connections = calls.Connections(server.uri, None)
         seen: list[weakref.ref[Any]] = []
 
-        class Taken(_calls._Taken[Any]):
+        class Taken(calls._Taken[Any]):
             def __init__(self, parser: Any) -> None:
                 super().__init__(parser)
                 seen.append(weakref.ref(self))
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(_calls, "_Taken", Taken)
+            patch.setattr(calls, "_Taken", Taken)
             for _ in range(10):
                 with pytest.raises(bowstring.NotFound):
                     connections.get(b"ticket", [])
@@ -219,7 +220,7 @@ BREAKS: dict[str, Callable[[Peer], object]] = {
 def test_connections_that_end_are_closed(how: str) -> None:
     with Raw(BREAKS[how]) as server:
         for _ in range(5):
-            connections = _calls.Connections(server.uri, None)
+            connections = calls.Connections(server.uri, None)
             try:
                 reader = connections.get(b"ticket", [])
                 reader.read_chunk()
@@ -236,7 +237,7 @@ def test_connections_that_end_are_closed(how: str) -> None:
 @pytest.mark.usefixtures("uncollected")
 def test_a_connection_without_references_closes_its_sockets() -> None:
     with Raw(answering(data(b"".join(raw.flights(some()))))) as server:
-        connections = _calls.Connections(server.uri, None)
+        connections = calls.Connections(server.uri, None)
         assert len(list(raw.chunks(connections.get(b"ticket", [])))) == 3
         del connections
         assert server.left.acquire(timeout=SECONDS)
@@ -244,7 +245,7 @@ def test_a_connection_without_references_closes_its_sockets() -> None:
 
 def test_who_ends_late_does_not_end_another_call() -> None:
     with Raw(answering(data(b"".join(raw.flights(some()))))) as server:
-        connections = _calls.Connections(server.uri, None)
+        connections = calls.Connections(server.uri, None)
         first = connections.get(b"ticket", [])
         assert len(list(raw.chunks(first))) == 3
         second = connections.get(b"ticket", [])
@@ -261,7 +262,7 @@ def test_a_call_cancelled_while_it_is_read_is_closed() -> None:
     """The holder of the connection then closes it, even if no thread ever reads again."""
     content = b"".join(raw.flights(some()))
     with Raw(answering(data(content), ends=False)) as server:
-        connections = _calls.Connections(server.uri, None)
+        connections = calls.Connections(server.uri, None)
         reader = connections.get(b"ticket", [])
         link = reader._call._link
         advance, messages = link.advance, reader._call._taken
@@ -282,7 +283,7 @@ def test_a_call_cancelled_while_it_is_read_is_closed() -> None:
 @pytest.mark.usefixtures("unread")
 def test_a_pause_ends_though_all_that_may_be_sent_was(monkeypatch: pytest.MonkeyPatch) -> None:
     """The client receives a whole window during a pause. The server may send more when reading goes on."""
-    monkeypatch.setattr(_http2, "_RECEIVE_WINDOW", 1 << 20)
+    monkeypatch.setattr(http2, "_RECEIVE_WINDOW", 1 << 20)
     batches = large(16, 300_000, 1)
     content = b"".join(raw.flights(batches))
     full = threading.Event()
@@ -305,7 +306,7 @@ def test_a_pause_ends_though_all_that_may_be_sent_was(monkeypatch: pytest.Monkey
         peer.stays()
 
     with Raw(talk) as server:
-        connections = _calls.Connections(server.uri, None)
+        connections = calls.Connections(server.uri, None)
         reader = connections.get(b"ticket", [])
         link = reader._call._link
         while not full.is_set() or link._taken < 1 << 20:
@@ -347,7 +348,7 @@ def test_a_large_request_waits_for_the_server(seed: int) -> None:
         peer.stays()
 
     with Raw(talk, seed=seed) as server:
-        connections = _calls.Connections(server.uri, None)
+        connections = calls.Connections(server.uri, None)
         assert [chunk.data for chunk in raw.chunks(connections.get(ticket, []))] == batches
         connections.close()
     assert not server.failed
@@ -359,10 +360,10 @@ def test_memory_that_cannot_be_had(monkeypatch: pytest.MonkeyPatch) -> None:
         raise MemoryError(size)
 
     with Raw(answering(data(b"".join(raw.flights(large(2, 300_000, 1)))))) as server:
-        connections = _calls.Connections(server.uri, None)
+        connections = calls.Connections(server.uri, None)
         reader = connections.get(b"ticket", [])
         with monkeypatch.context() as patch:
-            patch.setattr(_buffers.Private, "take", none)
+            patch.setattr(buffers.Private, "take", none)
             with pytest.raises(MemoryError):
                 reader.read_chunk()
         with pytest.raises(bowstring.Unavailable, match="left in the middle"):
@@ -371,7 +372,7 @@ def test_memory_that_cannot_be_had(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_kernel_without_huge_pages(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_buffers, "_HUGE", 9999)  # advice that no kernel knows
+    monkeypatch.setattr(buffers, "_HUGE", 9999)  # advice that no kernel knows
     batches = large(2, 300_000, 1)
     with Raw(answering(data(b"".join(raw.flights(batches))))) as server:
         assert call(server) == batches
@@ -379,7 +380,7 @@ def test_a_kernel_without_huge_pages(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_connection_is_left_alone_by_the_child_of_a_fork() -> None:
     with Raw(answering(data(b"".join(raw.flights(some()))))) as server:
-        connections = _calls.Connections(server.uri, None)
+        connections = calls.Connections(server.uri, None)
         assert len(list(raw.chunks(connections.get(b"ticket", [])))) == 3
         pid = os.fork()
         if pid == 0:
@@ -396,7 +397,7 @@ def test_a_connection_is_left_alone_by_the_child_of_a_fork() -> None:
 def test_a_call_fails_by_its_status_whatever_came_before() -> None:
     message = struct.pack(">BI", 0, 3) + b"\x0a\x01x"
     with Raw(answering(data(message), lambda peer, stream: peer.ends(stream, 5, "no"), ends=False)) as server:
-        connections = _calls.Connections(server.uri, None)
+        connections = calls.Connections(server.uri, None)
         with pytest.raises(bowstring.NotFound, match="no"):
             connections.schema(b"", [], None)
         connections.close()
@@ -406,7 +407,7 @@ def test_a_call_fails_by_its_status_whatever_came_before() -> None:
 def test_a_connection_that_times_out_is_no_call_that_does(monkeypatch: pytest.MonkeyPatch) -> None:
     """The kernel gives a connection up by the same exception; a stream of it goes on by another connection."""
     with Raw(answering(data(struct.pack(">BI", 0, 0)))) as server:
-        connections = _calls.Connections(server.uri, None)
+        connections = calls.Connections(server.uri, None)
         assert list(connections.action("stats", b"", [], 3600.0, again=True)) == [b""]
         (link,) = connections._free
 
@@ -414,7 +415,7 @@ def test_a_connection_that_times_out_is_no_call_that_does(monkeypatch: pytest.Mo
             raise TimeoutError(errno.ETIMEDOUT, "Connection timed out") if wait else BlockingIOError
 
         monkeypatch.setattr(link, "_reads", cancels)
-        next_one = _calls.Call(link, connections._back, _calls._Taken(_calls._flights))
+        next_one = calls.Call(link, connections._back, calls._Taken(calls._flights))
         next_one.begin(connections._headers("DoGet", []), b"")
         with pytest.raises(bowstring.Unavailable, match="the connection broke: Connection timed out"):
             next_one.next()

@@ -17,7 +17,7 @@ from typing import Any
 import bowstring
 import pyarrow as pa
 import pytest
-from bowstring._views import with_views
+from bowstring._transport.views import with_views
 from conftest import StartNode
 from local_photos import Seen, digests, photos, rings, ways
 from node import Node

@@ -17,8 +17,8 @@ from typing import Any, cast
 import bowstring
 import pyarrow as pa
 import pytest
-from bowstring import _fork
-from bowstring._shm import Ring
+from bowstring._transport import fork
+from bowstring._transport.shm import Ring
 from conftest import StartNode
 from local_photos import Seen, a_ring, digests, photos, rings
 from node import Node
@@ -277,7 +277,7 @@ def test_a_slot_taken_during_the_release_of_streams_is_kept_for_the_child(shared
                 leases.append(ring.take({"slot": 1, "buffers": []}))
 
     late = Late()
-    _fork.hold(late)
+    fork.hold(late)
     if (child := os.fork()) == 0:
         os._exit(0)
     os.waitpid(child, 0)

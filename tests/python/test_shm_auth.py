@@ -23,7 +23,7 @@ import bowstring as package  # a fixture has its name
 import pyarrow as pa
 import pyarrow.flight as fl
 import pytest
-from bowstring import _shm, _shm_auth
+from bowstring._transport import shm, shm_auth
 from conftest import StartNode
 from local_photos import Seen, a_ring, digests, photos, rings, ways
 from node import Node
@@ -67,7 +67,7 @@ def test_rules_hold(binary: Path, bowstring: Run, tmp_path: Path) -> None:
                 writer, _ = client.do_put(fl.FlightDescriptor.for_command(command), table.schema, options=options)
                 writer.write_table(table)
                 writer.close()
-        others = set(_shm._rings)
+        others = set(shm._rings)
         with package.connect(node.url, token=alice, tls_root_certs=authority.root) as client:
             with client.dataset("seen").columns(["label", "image"]).batches(ROWS) as batches:
                 (batch,) = batches
@@ -75,7 +75,7 @@ def test_rules_hold(binary: Path, bowstring: Run, tmp_path: Path) -> None:
                 assert batches.place["transport"] == "shared"
             allowed = [i for i in range(ROWS) if i % 10 < 5]
             assert sorted(batch["image"].to_pylist()) == [image(i) for i in allowed]
-            (ring,) = set(_shm._rings) - others
+            (ring,) = set(shm._rings) - others
             for row in range(ROWS):
                 assert (ring._memory.find(f"sample {row:04} ".encode()) >= 0) == (row in allowed)
             with pytest.raises(package.NotFound):
@@ -122,8 +122,8 @@ def test_a_stand_in_at_the_socket_is_found_out(
     os.ftruncate(shared, 1 << 26)
 
     def lie(client: socket.socket, hello: dict[str, Any]) -> None:
-        proof = _shm_auth._proof(b"a guess", "server", hello["nonce"], "0" * 32).decode()
-        said = {"version": _shm_auth.VERSION, "server": place["server"], "nonce": "0" * 32, "proof": proof}
+        proof = shm_auth._proof(b"a guess", "server", hello["nonce"], "0" * 32).decode()
+        said = {"version": shm_auth.VERSION, "server": place["server"], "nonce": "0" * 32, "proof": proof}
         client.send(json.dumps(said).encode())
         given = json.dumps({"ring": "ring", "bytes": 1 << 26}).encode()
         socket.send_fds(client, [given], [shared])
@@ -161,7 +161,7 @@ def test_whatever_a_stand_in_says_batches_come_by_tcp(start: StartNode, tmp_path
     client = package.connect(node.url)
     (answer,) = client.action("shm")
     if b"%d" in said:
-        said = said % (_shm_auth.VERSION, answer["server"].encode())
+        said = said % (shm_auth.VERSION, answer["server"].encode())
     with standing_in(tmp_path / "taken", lambda caller, _: caller.sendall(said)) as heard:
         client.rings.known([answer | {"socket": str(tmp_path / "taken")}])
         with warnings.catch_warnings():
@@ -208,9 +208,9 @@ def test_a_ring_is_of_no_use_to_another_caller(binary: Path, bowstring: Run, tmp
             chunk = reader.read_chunk()
             assert (b'"shared"' in chunk.app_metadata.to_pybytes()) == shared
         # Nor does anybody get one in the name of another.
-        place = _shm_auth.Endpoint.from_answer(answer)
+        place = shm_auth.Endpoint.from_answer(answer)
         with pytest.raises(OSError, match="does not know the key"):
-            _shm.Ring(place._replace(key=bytes.fromhex(other[0]["key"])))
+            shm.Ring(place._replace(key=bytes.fromhex(other[0]["key"])))
 
 
 def test_what_a_client_keeps_of_ended_rings_counts(start: StartNode, tmp_path: Path) -> None:
@@ -222,7 +222,7 @@ def test_what_a_client_keeps_of_ended_rings_counts(start: StartNode, tmp_path: P
     refused = 0
     for _ in range(20):
         try:
-            ring = _shm.Ring(_shm_auth.Endpoint.from_answer(answer))
+            ring = shm.Ring(shm_auth.Endpoint.from_answer(answer))
         except OSError as error:
             assert "have not released" in str(error)  # noqa: PT017
             refused += 1

@@ -14,7 +14,8 @@ from typing import Any
 
 import bowstring
 import pytest
-from bowstring import _maintenance, _rings, _shm
+from bowstring._transport import maintenance, shm
+from bowstring._transport import rings as _rings
 from conftest import StartNode
 from local_photos import Seen, a_ring, digests, photos, rings, ways
 from node import Node
@@ -24,8 +25,8 @@ from wire import until
 @pytest.fixture
 def shared(start: StartNode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Node:
     """A server whose blobs are in the files of its embedded store, and a thread that serves rings often."""
-    monkeypatch.setattr(_maintenance, "LULL", 0.1)
-    monkeypatch.setattr(_maintenance, "_maintenance", _maintenance._Maintenance())  # the process's may sleep for long
+    monkeypatch.setattr(maintenance, "LULL", 0.1)
+    monkeypatch.setattr(maintenance, "_maintenance", maintenance._Maintenance())  # the process's may sleep for long
     return start("--local", str(tmp_path / "socket"), "--local-ring=16MiB", "--local-references")
 
 
@@ -40,7 +41,7 @@ def test_who_has_been_there_for_long_is_handed_files(shared: Node) -> None:
 def test_a_file_that_cannot_be_taken_once_costs_a_ring(shared: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     """The server hands a file over once. A client that lacked a resource then goes on with another ring."""
     client = bowstring.connect(shared.url)
-    mapped = _shm._Mapped
+    mapped = shm._Mapped
     failed: list[int] = []
 
     def short(descriptor: int, length: int) -> Any:
@@ -49,7 +50,7 @@ def test_a_file_that_cannot_be_taken_once_costs_a_ring(shared: Node, monkeypatch
             raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
         return mapped(descriptor, length)
 
-    monkeypatch.setattr(_shm, "_Mapped", short)
+    monkeypatch.setattr(shm, "_Mapped", short)
     seen: Seen = {}
     came = set()
     for batch, way in ways(photos(client).batches(16, references=True)):
@@ -70,12 +71,12 @@ def test_a_client_without_a_free_descriptor_gets_the_reason(shared: Node) -> Non
 SCARCE = """
 import os, resource, sys
 import bowstring
-from bowstring import _shm
+from bowstring._transport import shm
 dataset = bowstring.connect(sys.argv[1], retries=0).dataset("photos")
 with dataset.batches(16) as batches:
     next(batches)
 resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))
-held, handed = [], _shm.Ring._file
+held, handed = [], shm.Ring._file
 def scarce(self, number):
     if number not in self._files:
         try:
@@ -84,13 +85,13 @@ def scarce(self, number):
         except OSError:
             pass
     return handed(self, number)
-_shm.Ring._file = scarce
+shm.Ring._file = scarce
 try:
     next(dataset.batches(16, references=True))
 except bowstring.Unavailable as error:
     assert os.strerror(24) in str(error), error
     print("Unavailable")
-_shm.Ring._file = handed
+shm.Ring._file = handed
 for descriptor in held:
     os.close(descriptor)
 with dataset.batches(16, references=True) as batches:

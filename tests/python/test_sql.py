@@ -9,7 +9,7 @@ from pathlib import Path
 import bowstring
 import pyarrow as pa
 import pytest
-from bowstring import _sql
+from bowstring._filters import sql as _sql
 from node import Node
 from sql_conditions import differing, table
 

@@ -11,7 +11,7 @@ from typing import Any
 import bowstring
 import pyarrow as pa
 import pytest
-from bowstring._state import WITHOUT_PART, Place, Share, check, digest, of_worker, portable
+from bowstring._requests.state import WITHOUT_PART, Place, Share, check, digest, of_worker, portable
 from bowstring.operators import expression
 from bowstring.torch import BowstringDataset, StateMismatch
 from conftest import ROOT

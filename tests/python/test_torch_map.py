@@ -118,7 +118,7 @@ def test_positions_that_follow_one_another_are_not_read(node: Node, monkeypatch:
     assert rows[[5, -1]]["label"].tolist() == everything.take([5, everything.num_rows - 1])["label"].to_pylist()
     assert read == []
     # Two of the others are; few are read at once.
-    monkeypatch.setattr("bowstring._positions.FEW", 20)
+    monkeypatch.setattr("bowstring._rows.positions.FEW", 20)
     middle = everything.select(range(100, 140))
     assert BowstringMapDataset(middle).positions.tolist() == list(range(100, 140))
     assert len(read) == 2

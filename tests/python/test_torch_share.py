@@ -12,7 +12,7 @@ import bowstring
 import pyarrow as pa
 import pytest
 import torch
-from bowstring import _buffers
+from bowstring._transport import buffers
 from bowstring.torch import Batch, BowstringDataset, _shared_memory
 from bowstring.torch._columns import batch_of
 from node import Node
@@ -26,7 +26,7 @@ def worker(monkeypatch: pytest.MonkeyPatch) -> _shared_memory._Pool:
     """Have this process be a worker, and its own main process, too."""
     monkeypatch.setenv("BOWSTRING_LOCAL", "off")
     monkeypatch.setattr(_shared_memory, "get_worker_info", object)
-    monkeypatch.setattr(_buffers, "SMALL", LARGE)
+    monkeypatch.setattr(buffers, "SMALL", LARGE)
     monkeypatch.setattr(_shared_memory, "_pool", None)
     return _shared_memory._own()
 
@@ -126,7 +126,7 @@ def test_whatever_is_made_of_it(node: Node, part: Callable[[Any], Any]) -> None:
 @pytest.mark.parametrize("persistent", [False, True])
 def test_what_is_kept_stays_as_it_came(node: Node, monkeypatch: pytest.MonkeyPatch, persistent: bool) -> None:
     monkeypatch.setenv("BOWSTRING_LOCAL", "off")
-    monkeypatch.setattr(_buffers, "SMALL", LARGE)  # forked workers have it, too
+    monkeypatch.setattr(buffers, "SMALL", LARGE)  # forked workers have it, too
     seed = random.randrange(2**32)
     print(f"seed {seed}")
     rng = random.Random(seed)

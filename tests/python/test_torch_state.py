@@ -7,7 +7,7 @@ import random
 from typing import Any
 
 import pytest
-from bowstring._state import Place, Share, State, check, of_worker, place_for, portable
+from bowstring._requests.state import Place, Share, State, check, of_worker, place_for, portable
 from bowstring.torch import StateMismatch, portable_state
 
 pytestmark = pytest.mark.slow

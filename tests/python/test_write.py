@@ -12,7 +12,7 @@ from pathlib import Path
 import bowstring
 import numpy as np
 import pytest
-from bowstring import _own
+from bowstring._local import servers
 from bowstring.errors import InvalidRequest
 from PIL import Image
 
@@ -25,7 +25,7 @@ def store(binary: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iter
     monkeypatch.setenv("BOWSTRING_BINARY", str(binary))
     monkeypatch.setenv("BOWSTRING_CACHE", str(tmp_path / "cache"))
     yield tmp_path / "store"
-    for server in _own.known():
+    for server in servers.known():
         server.stop()
 
 
@@ -121,7 +121,7 @@ def test_names_of_a_store(store: Path, tmp_path: Path, monkeypatch: pytest.Monke
         with bowstring.write("texts", into=name) as out:
             out.add(key=n, data=b"1")
     assert len(out.dataset()) == len(names)
-    assert [server.store for server in _own.known()] == [store.as_uri()]
+    assert [server.store for server in servers.known()] == [store.as_uri()]
 
 
 def test_mistakes(store: Path) -> None:

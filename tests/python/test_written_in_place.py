@@ -12,7 +12,8 @@ from typing import Any, Literal
 import bowstring
 import numpy as np
 import pytest
-from bowstring import _shm, operators
+from bowstring import operators
+from bowstring._transport import shm
 from bowstring.torch import BowstringDataset, BowstringMapDataset
 from bowstring.torch._columns import batch_of
 from local_photos import digests, photos
@@ -34,13 +35,13 @@ def shared(imported: Path, binary: Path, tmp_path_factory: pytest.TempPathFactor
 def copied(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """The result for each slot that came: whether pages of it were copied."""
     found = []
-    copied = _shm._Pages.copied
+    copied = shm._Pages.copied
 
     def looked(self: Any, offset: int, length: int) -> bool:
         found.append(copied(self, offset, length))
         return found[-1]
 
-    monkeypatch.setattr(_shm._Pages, "copied", looked)
+    monkeypatch.setattr(shm._Pages, "copied", looked)
     return found
 
 
@@ -77,7 +78,7 @@ def test_nothing_is_dropped_where_nothing_was_changed(shared: Node, copied: list
 
 
 def test_a_kernel_that_says_nothing_of_pages(shared: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_shm._Pages, "copied", lambda *_: True)
+    monkeypatch.setattr(shm._Pages, "copied", lambda *_: True)
     test_what_comes_after_a_change_in_place_is_what_was_sent(shared, [True])
 
 

@@ -54,7 +54,7 @@ func becomeOwnCommand(name string, args []string) error {
 	if err != nil {
 		return fmt.Errorf("finding this program: %w", err)
 	}
-	return becomePython(self, fmt.Sprintf(pythonStart, "bowstring._own_commands", "bowstring", "sys.argv[1:]"),
+	return becomePython(self, fmt.Sprintf(pythonStart, "bowstring._local.commands", "bowstring", "sys.argv[1:]"),
 		append([]string{name}, args...)...)
 }
 

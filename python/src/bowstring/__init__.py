@@ -14,11 +14,11 @@ libraries of their names, which the extras `[torch]`, `[grain]`, `[ray]` and `[p
 
 from importlib.metadata import PackageNotFoundError, version
 
-from bowstring._map import Mapped
-from bowstring._mesh import Mesh
 from bowstring._open import open  # noqa: A004 - as the modules of Python name it
-from bowstring._tls import Tls
-from bowstring._upload import AlterResult, IngestResult
+from bowstring._requests.mesh import Mesh
+from bowstring._rows.map import Mapped
+from bowstring._rows.upload import AlterResult, IngestResult
+from bowstring._transport.tls import Tls
 from bowstring._write import Writer, write
 from bowstring.client import Client, DatasetInfo, Datasets, WarmResult, connect
 from bowstring.connection import Connection

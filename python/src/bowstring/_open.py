@@ -7,8 +7,8 @@ import time
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from bowstring._origins import SCHEMES
-from bowstring._tls import Tls
+from bowstring._transport.origins import SCHEMES
+from bowstring._transport.tls import Tls
 from bowstring.client import Client, connect
 from bowstring.dataset import Dataset
 from bowstring.errors import InvalidRequest, NotFound, Unavailable
@@ -67,13 +67,13 @@ def open(  # noqa: A001 - as the modules of Python name it
         raise InvalidRequest(
             f"token, tls: got one with {text!r}; they go with the address of a server, as grpc+tls://…"
         )
-    from bowstring import _attach, _own  # not at the beginning: Windows has no such locks
+    from bowstring._local import attach, servers  # not at the beginning: Windows has no such locks
 
     at, _, name = text.partition("#") if separator else (text, "", "")
     if scheme == "cql" and not name:
         raise InvalidRequest(f"source: got {text!r}, want cql://HOST/KEYSPACE#NAME, with the name of a dataset")
     if name:
-        client = connect(_own.of_store(at).uri)
+        client = connect(servers.of_store(at).uri)
         return _patient(client, name, split, snapshot)
     if separator and scheme not in (*_BUCKETS, "file"):
         raise InvalidRequest(
@@ -82,8 +82,8 @@ def open(  # noqa: A001 - as the modules of Python name it
         )
     if not separator:
         text = _local(text)
-    server = _own.of_sources("buckets" if scheme in _BUCKETS and separator else "files")
-    name = _attach.name_of(text)
+    server = servers.of_sources("buckets" if scheme in _BUCKETS and separator else "files")
+    name = attach.name_of(text)
     client = connect(server.uri)
 
     def there() -> bool:
@@ -94,7 +94,7 @@ def open(  # noqa: A001 - as the modules of Python name it
         return True
 
     if update or not there():
-        _attach.attach(server, text, name, there=there, skip_bad=skip_bad, progress=progress)
+        attach.attach(server, text, name, there=there, skip_bad=skip_bad, progress=progress)
     return _patient(client, name, split, snapshot)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from bowstring._tls import Tls
+from bowstring._transport.tls import Tls
 from bowstring.client import Client, connect
 from bowstring.dataset import Dataset
 

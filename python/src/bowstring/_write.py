@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from bowstring._messages import shown
 from bowstring._open import absolute
-from bowstring._origins import SCHEMES
+from bowstring._transport.origins import SCHEMES
 from bowstring.client import Client, connect
 from bowstring.errors import AlreadyExists, InvalidRequest, NotFound, Unavailable
 from bowstring.preview import sound_type
@@ -239,10 +239,10 @@ def _client(into: str | os.PathLike[str] | Client) -> Client:
     scheme, separator, _ = text.partition("://")
     if separator and scheme in SCHEMES:
         return connect(text)
-    from bowstring import _own  # not at the beginning: Windows has no such locks
+    from bowstring._local import servers  # not at the beginning: Windows has no such locks
 
     if not separator:
         text = Path(absolute(text)).as_uri()
     if text.startswith("file://"):
-        _own.make_store(text)
-    return connect(_own.of_store(text).uri)
+        servers.make_store(text)
+    return connect(servers.of_store(text).uri)

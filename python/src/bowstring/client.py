@@ -8,10 +8,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from bowstring._request import snapshot_named
-from bowstring._tls import Tls
-from bowstring._upload import AlterResult, IngestResult, upload
-from bowstring._wire import progress_bar
+from bowstring._progress import progress_bar
+from bowstring._requests.request import snapshot_named
+from bowstring._rows.upload import AlterResult, IngestResult, upload
+from bowstring._transport.tls import Tls
 from bowstring.connection import Connection
 from bowstring.dataset import Dataset
 from bowstring.errors import ServerError

@@ -15,12 +15,20 @@ from urllib.parse import urlsplit
 import pyarrow as pa
 import pyarrow.flight as fl
 
-from bowstring import _calls, _dial, _fork
-from bowstring._origins import Known, addressed, follows, on_this_machine, plaintext_allowed, token_of_environment
-from bowstring._rings import Rings, here
-from bowstring._shm import Ring
-from bowstring._tls import Tls
-from bowstring._wire import decoded, keep_forever
+from bowstring._transport import calls, dial, fork
+from bowstring._transport.fork import keep_forever
+from bowstring._transport.origins import (
+    Known,
+    addressed,
+    follows,
+    on_this_machine,
+    plaintext_allowed,
+    token_of_environment,
+)
+from bowstring._transport.rings import Rings, here
+from bowstring._transport.shm import Ring
+from bowstring._transport.tls import Tls
+from bowstring._transport.wire import decoded
 from bowstring.errors import BowstringError, LimitExceeded, ServerEnded, Unavailable, translate
 
 if TYPE_CHECKING:
@@ -96,7 +104,7 @@ class Connection:
         self._timeout = timeout
         self._flight: Any = None
         self._pid = os.getpid()
-        self._connections: _calls.Connections | None = None  # for this package's own calls
+        self._connections: calls.Connections | None = None  # for this package's own calls
         self.rings = Rings()
 
     def __repr__(self) -> str:
@@ -130,7 +138,7 @@ class Connection:
         if self.uri != left:
             return True
         named = self.allowed(left, named)
-        with _fork.connecting():
+        with fork.connecting():
             if self.uri != left:
                 return True
             if not named:
@@ -155,7 +163,7 @@ class Connection:
 
     def turn(self, left: str) -> None:
         """Call the next known node, if there are several and the one at `left` cannot be reached."""
-        with _fork.connecting():
+        with fork.connecting():
             if not self._nodes or self.uri != left:
                 return
             self._nodes.append(left)
@@ -210,19 +218,19 @@ class Connection:
         """The `pyarrow.flight.FlightClient` of this process. Call this each time: a client does not survive a fork."""
         parts = urlsplit(self.uri)
         if parts.scheme == "grpc+unix":
-            _dial.start(parts)
+            dial.start(parts)
         flight = self._flight
         if flight is None or self._pid != os.getpid():
-            with _fork.connecting():
+            with fork.connecting():
                 self._renew()
                 if self._flight is None:
-                    _fork.check()
+                    fork.check()
                     arguments = self._tls.arguments() if self._tls else {}
                     # gRPC uses a proxy even for addresses of this machine: then the token would leave it unencrypted.
                     direct = [("grpc.enable_http_proxy", 0)] if on_this_machine(urlsplit(self.uri)) else []
                     with translate():
                         self._flight = fl.connect(self.uri, generic_options=[*_OPTIONS, *direct], **arguments)
-                    _fork.hold(self)
+                    fork.hold(self)
                 flight = self._flight
         return flight
 
@@ -234,13 +242,13 @@ class Connection:
         """The endpoints that serve a request."""
         return self._asked().info(_described(command), self._headers(), self._timeout)
 
-    def batches_exchanged(self, command: dict[str, Any]) -> tuple[_calls.Writer, _calls.Reader]:
+    def batches_exchanged(self, command: dict[str, Any]) -> tuple[calls.Writer, calls.Reader]:
         """A call of batches in both directions."""
         return self._asked().exchange(_described(command), self._headers())
 
-    def _asked(self) -> _calls.Connections:
+    def _asked(self) -> calls.Connections:
         """The connections to the server, for this package's own calls."""
-        with _fork.connecting():
+        with fork.connecting():
             return self._way(self.uri)
 
     def _renew(self) -> None:
@@ -250,23 +258,23 @@ class Connection:
                 keep_forever(self._flight)
             self._flight, self._connections, self._pid = None, None, os.getpid()
 
-    def _way(self, uri: str) -> _calls.Connections:
+    def _way(self, uri: str) -> calls.Connections:
         """The connections to a server. The caller holds `connecting()`."""
         self._renew()
         if self._connections is None or self._connections.uri != uri:
-            self._connections = _calls.Connections(uri, self._tls, self._known)
+            self._connections = calls.Connections(uri, self._tls, self._known)
         return self._connections
 
     def stream(self, ticket: dict[str, Any], *, references: bool = False) -> Opened:
         """Call a stream, and wait for its server's first answer."""
         asked = json.dumps(ticket).encode()
         while True:
-            with _fork.connecting():
+            with fork.connecting():
                 uri, rings = self.uri, self.rings
             opened = Opened(None, uri, self._ring_of(uri, rings), rings)
             try:
                 headers = self._headers(None if opened.ring is None else opened.ring.begin(), references=references)
-                with _fork.connecting():
+                with fork.connecting():
                     # Otherwise another thread has moved this connection to a server that does not know the ring.
                     connections = self._way(opened.uri) if self.rings is opened.rings else None
                 if connections is not None:

@@ -28,12 +28,12 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from bowstring._launcher import check_given, check_name, check_rank, resolved
+from bowstring._requests.launcher import check_given, check_name, check_rank, resolved
 from bowstring._source import opened
 from bowstring.errors import InvalidRequest
 
 if TYPE_CHECKING:
-    from bowstring._tls import Tls
+    from bowstring._transport.tls import Tls
     from bowstring.client import Client
     from bowstring.dataset import Dataset
     from bowstring.stream import Batches

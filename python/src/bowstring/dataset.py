@@ -11,16 +11,17 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.flight as fl
 
-from bowstring import _fork
-from bowstring._items import Items, are_columns
-from bowstring._launcher import check_name, resolved
-from bowstring._local_exchange import LocalExchange
-from bowstring._local_stream import LocalBatches, kind_of
-from bowstring._mesh import in_place_of
 from bowstring._messages import listed, shown
-from bowstring._positions import check, in_order, range_of
-from bowstring._rows import rows_of
-from bowstring._wire import Positions, decoded, to_arrow, to_numpy
+from bowstring._operators.exchange import LocalExchange
+from bowstring._operators.stream import LocalBatches, kind_of
+from bowstring._requests.launcher import check_name, resolved
+from bowstring._requests.mesh import in_place_of
+from bowstring._rows.choice import rows_of
+from bowstring._rows.integers import Positions, to_arrow, to_numpy
+from bowstring._rows.items import Items, are_columns
+from bowstring._rows.positions import check, in_order, range_of
+from bowstring._transport import fork
+from bowstring._transport.wire import decoded
 from bowstring.errors import BowstringError, InvalidRequest, translate
 from bowstring.exchange import Exchange
 from bowstring.operators import checked, runs_on_blobs
@@ -100,11 +101,11 @@ class Dataset(Items):
             if text is not None and not isinstance(text, str):
                 raise TypeError(f"{name}: got {type(text).__name__}, want str, such as 'width >= 400'")
         if sql is not None:
-            from bowstring import _sql
+            from bowstring._filters.sql import expression as translated
 
             columns = self._client.schema({"dataset": self._name, "snapshot": self._snapshot})
             narrowed = self if expression is None else self.where(expression)
-            return narrowed.where(_sql.expression(sql, columns))
+            return narrowed.where(translated(sql, columns))
         if expression is None:
             raise TypeError("where: want an expression, or sql='…'")
         narrowed = self._but(_where=(*self._where, expression), _schema=self._schema)
@@ -170,7 +171,7 @@ class Dataset(Items):
         put = {"selection": {"dataset": self._name, "snapshot": self._snapshot}}
         descriptor = fl.FlightDescriptor.for_command(json.dumps(put))
         batch = pa.record_batch([rows], names=[column])
-        with translate(), _fork.uploading():
+        with translate(), fork.uploading():
             writer, reader = self._client.flight().do_put(descriptor, batch.schema, self._client.options(stream=True))
             with writer:
                 writer.write_batch(batch)

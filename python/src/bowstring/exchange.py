@@ -12,11 +12,11 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from bowstring._background import BackgroundCall
-from bowstring._calls import Reader, Writer
 from bowstring._messages import shown
-from bowstring._rows import rows_of
-from bowstring._wire import decoded
+from bowstring._rows.choice import rows_of
+from bowstring._transport.background import BackgroundCall
+from bowstring._transport.calls import Reader, Writer
+from bowstring._transport.wire import decoded
 from bowstring.connection import Connection
 from bowstring.errors import Cancelled, InvalidRequest, LimitExceeded, ServerError, Unavailable, translate
 from bowstring.stream import retrying, worth_retrying

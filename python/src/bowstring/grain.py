@@ -42,18 +42,18 @@ import grain
 import numpy as np
 import pyarrow as pa
 
-from bowstring._arrays import batch_of, samples_of
-from bowstring._launcher import check_given, check_rank, check_size, ranks, ranks_of_jax
-from bowstring._positions import range_of
+from bowstring._requests.launcher import check_given, check_rank, check_size, ranks, ranks_of_jax
+from bowstring._requests.state import Place, Share, State, StateMismatch, check, digest, of_worker
+from bowstring._rows.arrays import batch_of, samples_of
+from bowstring._rows.positions import range_of
 from bowstring._source import counted, opened
-from bowstring._state import Place, Share, State, StateMismatch, check, digest, of_worker
 from bowstring.errors import ServerError
 
 if TYPE_CHECKING:
     from typing import Self
 
-    from bowstring._tls import Tls
-    from bowstring._wire import Positions
+    from bowstring._rows.integers import Positions
+    from bowstring._transport.tls import Tls
     from bowstring.client import Client
     from bowstring.dataset import Dataset
     from bowstring.exchange import Exchange

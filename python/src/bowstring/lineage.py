@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from bowstring._state import snapshots
+from bowstring._requests.state import snapshots
 from bowstring.connection import Connection
 from bowstring.errors import BowstringError, NotFound
 

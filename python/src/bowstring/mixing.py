@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Any, Literal, NoReturn
 
 from bowstring._messages import shown
-from bowstring._state import source_of
-from bowstring._wire import decoded
+from bowstring._requests.state import source_of
+from bowstring._transport.wire import decoded
 from bowstring.dataset import Dataset
 from bowstring.errors import InvalidRequest
 from bowstring.preview import Explanation, explained

@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.flight as fl
 
-from bowstring._wire import decoded, text
+from bowstring._transport.wire import decoded, text
 
 
 @dataclass(frozen=True)

@@ -28,15 +28,14 @@ import polars as pl
 import pyarrow as pa
 from polars.io.plugins import register_io_source
 
-from bowstring import _where
-from bowstring._polars_filters import conjuncts, every, translate
+from bowstring._filters.polars import conjuncts, every, translate
+from bowstring._filters.where import MAX_BYTES, Rows, is_blob, keeps_order
 from bowstring._source import opened, whole
-from bowstring._where import Rows
 from bowstring.dataset import INLINE
 from bowstring.errors import InvalidRequest, ServerError
 
 if TYPE_CHECKING:
-    from bowstring._tls import Tls
+    from bowstring._transport.tls import Tls
     from bowstring.client import Client
     from bowstring.dataset import Dataset
 
@@ -187,7 +186,7 @@ class _Query:
         references: bool,
     ) -> None:
         schema = dataset.schema
-        blobs = {f.name for f in schema if _where.is_blob(f)}
+        blobs = {f.name for f in schema if is_blob(f)}
         parts = [] if predicate is None else conjuncts(predicate)
         self._early = [p for p in parts if not blobs.intersection(p.meta.root_names())]
         self._late = [p for p in parts if blobs.intersection(p.meta.root_names())]
@@ -201,7 +200,7 @@ class _Query:
         self._view, exact = dataset, False
         # The server selects before it limits, so a filter of the first rows is not pushed down. Nor is a filter of an
         # order that depends on the number of rows.
-        if predicate is not None and rows is None and _where.keeps_order(dataset.request()):
+        if predicate is not None and rows is None and keeps_order(dataset.request()):
             early, late = (every(translate(p, schema) for p in side).true for side in (self._early, self._late))
             self._view, taken = _pushed(dataset, early & late)
             exact = taken and early.exact
@@ -263,7 +262,7 @@ def _filtered(frame: pl.DataFrame, parts: list[pl.Expr]) -> pl.DataFrame:
 def _pushed(dataset: Dataset, rows: Rows) -> tuple[Dataset, bool]:
     """The dataset with a filter that the server applies, and whether it applies it."""
     taken = len(dataset.request().get("where", "").encode()) + len("() and ()\n")
-    if rows.text is None or taken + len(rows.text.encode()) > _where.MAX_BYTES:
+    if rows.text is None or taken + len(rows.text.encode()) > MAX_BYTES:
         return dataset, False
     try:
         return dataset.where(rows.text), True

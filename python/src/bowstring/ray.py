@@ -35,14 +35,14 @@ from ray.data.block import BlockMetadata
 from ray.data.datasource import Datasource, ReadTask
 from ray.data.expressions import Expr
 
-from bowstring import _where
-from bowstring._local_stream import kind_of
-from bowstring._ray_filters import columns_of, translate
+from bowstring._filters.ray import columns_of, translate
+from bowstring._filters.where import MAX_BYTES, keeps_order
+from bowstring._operators.stream import kind_of
 from bowstring._source import opened, whole
 from bowstring.errors import InvalidRequest
 
 if TYPE_CHECKING:
-    from bowstring._tls import Tls
+    from bowstring._transport.tls import Tls
     from bowstring.client import Client
     from bowstring.dataset import Dataset
     from bowstring.plan import Plan, RankPlan
@@ -235,11 +235,11 @@ class BowstringDatasource(Datasource):
 
     def apply_predicate(self, predicate_expr: Expr) -> BowstringDatasource:
         """A source of the rows that meet a condition, or this one if the server cannot apply any of it."""
-        if not _where.keeps_order(self._dataset.request()):
+        if not keeps_order(self._dataset.request()):
             return self
         rows = translate(predicate_expr, self._dataset.schema).true
         taken = len(self._dataset.request().get("where", "").encode()) + len("() and ()\n")
-        if rows.text is None or taken + len(rows.text.encode()) > _where.MAX_BYTES:
+        if rows.text is None or taken + len(rows.text.encode()) > MAX_BYTES:
             return self
         try:
             dataset = self._dataset.where(rows.text)

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from bowstring._messages import listed, shown
-from bowstring._upload import IngestResult
+from bowstring._rows.upload import IngestResult
 from bowstring.dataset import Dataset
 from bowstring.errors import InvalidRequest, Unavailable
 from bowstring.lineage import Held

@@ -18,13 +18,13 @@ from typing import Any, TypeVar
 import pyarrow as pa
 import tenacity
 
-from bowstring import _fork
-from bowstring._background import BackgroundCall, in_thread
 from bowstring._finalizers import finalizer
 from bowstring._messages import shown
-from bowstring._shm import LARGE, Ring
-from bowstring._views import with_shared, with_views
-from bowstring._wire import keep_forever
+from bowstring._transport import fork
+from bowstring._transport.background import BackgroundCall, in_thread
+from bowstring._transport.fork import keep_forever
+from bowstring._transport.shm import LARGE, Ring
+from bowstring._transport.views import with_shared, with_views
 from bowstring.connection import Connection, Opened
 from bowstring.errors import BowstringError, Cancelled, LimitExceeded, ServerError, Unavailable, translate
 
@@ -325,8 +325,8 @@ class Batches(Iterator[pa.RecordBatch]):
         """Wait for an operation that needs the server's answer. False if it was cancelled."""
         self._waits = True
         try:
-            with _fork.connecting():
-                _fork.hold(self)
+            with fork.connecting():
+                fork.hold(self)
                 self._opening = opening = BackgroundCall(make, drop)
             if self._closed:  # by another thread, before it could cancel the opening
                 self._cancel()

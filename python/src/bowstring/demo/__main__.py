@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from bowstring._program import program
+from bowstring._local.program import program
 from bowstring.errors import NotFound
 
 NEEDED = {"torch": "torch", "PIL": "pillow"}

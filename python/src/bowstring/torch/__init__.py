@@ -9,7 +9,7 @@ loader = StatefulDataLoader(dataset, batch_size=None, num_workers=2)
 ```
 """
 
-from bowstring._state import StateMismatch, portable_state
+from bowstring._requests.state import StateMismatch, portable_state
 from bowstring.torch._columns import Batch, Blobs, Sequences
 from bowstring.torch._dataset import BowstringDataset
 from bowstring.torch._decode import DecodeError

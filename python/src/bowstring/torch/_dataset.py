@@ -9,12 +9,12 @@ from typing import Any, Literal
 
 from torch.utils.data import IterableDataset, get_worker_info
 
-from bowstring._launcher import check_given, check_name, check_rank
-from bowstring._mesh import in_place_of
+from bowstring._requests.launcher import check_given, check_name, check_rank
+from bowstring._requests.mesh import in_place_of
+from bowstring._requests.state import Place, Share, State, check, place_for, portable
+from bowstring._requests.state import portable_state as portable_state_of
 from bowstring._source import opened
-from bowstring._state import Place, Share, State, check, place_for, portable
-from bowstring._state import portable_state as portable_state_of
-from bowstring._tls import Tls
+from bowstring._transport.tls import Tls
 from bowstring.client import Client
 from bowstring.dataset import Dataset
 from bowstring.preview import Explanation

@@ -8,8 +8,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from bowstring._mesh import Mesh
-from bowstring._state import Place, Share, State, check, of_idle, of_worker, place_for
+from bowstring._requests.mesh import Mesh
+from bowstring._requests.state import Place, Share, State, check, of_idle, of_worker, place_for
 from bowstring.dataset import Dataset
 from bowstring.errors import ServerError
 from bowstring.stream import Batches

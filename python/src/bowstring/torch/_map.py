@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset as TorchDataset
 
-from bowstring._positions import range_of
+from bowstring._rows.positions import range_of
 from bowstring._source import opened
-from bowstring._tls import Tls
+from bowstring._transport.tls import Tls
 from bowstring.client import Client
 from bowstring.dataset import Dataset
 from bowstring.exchange import Exchange

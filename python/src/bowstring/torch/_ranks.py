@@ -6,7 +6,7 @@ import multiprocessing
 
 from torch.utils.data import get_worker_info
 
-from bowstring import _launcher
+from bowstring._requests import launcher
 
 
 def ranks_here(sent: tuple[int, tuple[int, int]] | None) -> tuple[tuple[int, int], str]:
@@ -14,7 +14,7 @@ def ranks_here(sent: tuple[int, tuple[int, int]] | None) -> tuple[tuple[int, int
     parent = multiprocessing.parent_process()
     if get_worker_info() is not None and parent is not None and sent is not None and sent[0] == parent.pid:
         return sent[1], "rank"
-    return _launcher.ranks()
+    return launcher.ranks()
 
 
 def check_shares(size: int, world: int, *, samples: bool, loader: int | None, even: bool, skip: bool) -> None:
@@ -28,7 +28,7 @@ def check_shares(size: int, world: int, *, samples: bool, loader: int | None, ev
         even: Whether each rank is to get as many batches as the others.
         skip: Whether samples are left out that cannot be decoded.
     """
-    _launcher.check_size(size, world)
+    launcher.check_size(size, world)
     if not samples:
         return
     if loader is not None and size % (loader * world):

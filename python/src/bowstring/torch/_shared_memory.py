@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch.utils.data import get_worker_info
 
-from bowstring import _buffers
+from bowstring._transport import buffers
 from bowstring.torch._columns import Batch, Blobs
 
 SMALL = 32 << 10  # bytes of a batch that go with the message
@@ -219,12 +219,12 @@ def _own() -> _Pool:
     return _pool
 
 
-def _blocks() -> _buffers.Blocks:
+def _blocks() -> buffers.Blocks:
     """Where a new stream's messages land."""
-    return _own() if AVAILABLE and get_worker_info() is not None else _buffers.Private()
+    return _own() if AVAILABLE and get_worker_info() is not None else buffers.Private()
 
 
-_buffers.set_source(_blocks)
+buffers.set_source(_blocks)
 
 
 def _reduce(batch: Batch) -> tuple[Any, ...]:

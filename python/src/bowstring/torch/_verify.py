@@ -7,7 +7,7 @@ from typing import Any
 
 import torch.distributed
 
-from bowstring._mesh import Mesh
+from bowstring._requests.mesh import Mesh
 from bowstring.torch._columns import Batch
 
 

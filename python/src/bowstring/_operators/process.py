@@ -27,8 +27,8 @@ except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
 from bowstring._finalizers import finalizer
-from bowstring._program import program
-from bowstring._wire import to_numpy
+from bowstring._local.program import program
+from bowstring._rows.integers import to_numpy
 from bowstring.errors import (
     BowstringError,
     DataLoss,

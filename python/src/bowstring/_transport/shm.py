@@ -28,9 +28,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from bowstring import _maintenance
 from bowstring._finalizers import finalizer
-from bowstring._shm_auth import Endpoint, authenticate, received
+from bowstring._transport import maintenance
+from bowstring._transport.shm_auth import Endpoint, authenticate, received
 from bowstring.errors import Unavailable
 
 LARGE = 64 << 10  # bytes from which a buffer uses shared memory
@@ -132,7 +132,7 @@ class _Pages:
             os.close(self._map)
 
 
-class Ring(_maintenance.Maintained):
+class Ring(maintenance.Maintained):
     """Memory that a server shares with this process. One stream at a time uses it.
 
     The mapping lives as long as anything refers to it, even after the server has ended.
@@ -176,7 +176,7 @@ class Ring(_maintenance.Maintained):
         except BaseException:
             self._socket.close()
             raise
-        _maintenance.keep(self)
+        maintenance.keep(self)
 
     def catch_up(self) -> None:
         """Send pending reports, because there may be no other occasion for long."""

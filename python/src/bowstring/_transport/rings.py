@@ -13,15 +13,15 @@ import warnings
 from typing import Any
 from urllib.parse import urlsplit
 
-from bowstring import _maintenance
-from bowstring._shm import Ring
-from bowstring._shm_auth import VERSION, Endpoint, ImpostorError
+from bowstring._transport import maintenance
+from bowstring._transport.shm import Ring
+from bowstring._transport.shm_auth import VERSION, Endpoint, ImpostorError
 
 _LOG = logging.getLogger("bowstring.shm")
 _REST = 60.0  # seconds that an idle ring is kept, because others may need its memory
 
 
-class Rings(_maintenance.Maintained):
+class Rings(maintenance.Maintained):
     """The idle rings of a process, for the server of one connection."""
 
     KEPT = 4  # idle rings
@@ -58,7 +58,7 @@ class Rings(_maintenance.Maintained):
                     return ring
                 ring.close()
         endpoint = self._server
-        _maintenance.keep(self)
+        maintenance.keep(self)
         try:
             return Ring(endpoint._replace(path=os.environ.get("BOWSTRING_LOCAL") or endpoint.path))
         except OSError as error:

@@ -108,7 +108,7 @@ def in_place_of(rank: int | None, world_size: int | None, mesh: Any) -> tuple[Me
 
 
 def _rank_here(mesh: Mapping[str, int]) -> int:
-    from bowstring._launcher import ranks
+    from bowstring._requests.launcher import ranks
 
     (rank, world), name = ranks()
     if world != math.prod(mesh.values()):

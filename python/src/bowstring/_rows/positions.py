@@ -7,8 +7,8 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from bowstring._request import Request
-from bowstring._wire import Positions
+from bowstring._requests.request import Request
+from bowstring._rows.integers import Positions
 from bowstring.errors import InvalidRequest
 from bowstring.stream import Batches
 

@@ -4,7 +4,7 @@ pyarrow's own transport reads a message in parts and joins them, which takes mos
 a message go from the kernel to their final place. A connection has one call at a time. It follows RFC 9113 and gRPC's
 "gRPC over HTTP2".
 
-No thread reads a connection while its consumer does something else, except the one of `_maintenance`.
+No thread reads a connection while its consumer does something else, except the one of `maintenance`.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from urllib.parse import unquote
 
 import hpack
 
-from bowstring import _dial, _maintenance
 from bowstring._status import of_header
-from bowstring._tls import Encrypted
+from bowstring._transport import dial, maintenance
+from bowstring._transport.tls import Encrypted
 from bowstring.errors import CUT_OFF, BowstringError, Cancelled, ServerError, TimedOut, Unavailable, by_number
 
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
@@ -76,7 +76,7 @@ class Link:
         self.reusable = True  # another call may be made after this one
         self.served = time.monotonic()  # when the socket was last read
         self._socket = connected
-        self._reads = connected.receive if isinstance(connected, Encrypted) else partial(_dial.receive, connected)
+        self._reads = connected.receive if isinstance(connected, Encrypted) else partial(dial.receive, connected)
         self._pid = os.getpid()
         self._cancelled = False
         # Makes the error; an error object would keep references to its frames
@@ -98,7 +98,7 @@ class Link:
         )
         more = struct.pack(">I", _RECEIVE_WINDOW - 65535)
         self._unsent = _PREFACE + frame(_SETTINGS, 0, 0, settings) + frame(_WINDOW_UPDATE, 0, 0, more)
-        _maintenance.keep(self)
+        maintenance.keep(self)
 
     def begin(self, headers: list[tuple[str, str]], request: bytes, taker: Taker, *, last: bool = True) -> None:
         """Make a call. Its answer goes to `taker`; `last` says that there are no further requests."""

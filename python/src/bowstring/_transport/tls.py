@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bowstring import _dial
+from bowstring._transport import dial
 
 if TYPE_CHECKING:
     from typing import Self
@@ -106,7 +106,7 @@ class Encrypted:
 
     def _read(self, *, wait: bool) -> int:
         """Read what the kernel has; 0 at the end."""
-        n = _dial.receive(self._socket, self._view, wait=wait, full=False)
+        n = dial.receive(self._socket, self._view, wait=wait, full=False)
         self._came.write(self._view[:n])
         return n
 

@@ -19,8 +19,8 @@ from ray.data.expressions import (
     UnaryExpr,
 )
 
-from bowstring import _where
-from bowstring._where import Column, Condition, Instant, Rows
+from bowstring._filters import where
+from bowstring._filters.where import Column, Condition, Instant, Rows
 
 _COMPARISONS = {
     Operation.EQ: "==",
@@ -38,7 +38,7 @@ def translate(expression: Expr, schema: pa.Schema) -> Condition:
     try:
         return _condition(expression, schema)
     except (KeyError, TypeError, ValueError, AttributeError, pa.ArrowException):
-        return _where.UNKNOWN
+        return where.UNKNOWN
 
 
 def _condition(e: Expr, schema: pa.Schema) -> Condition:
@@ -58,41 +58,41 @@ def _condition(e: Expr, schema: pa.Schema) -> Condition:
         case UnaryExpr(op=Operation.NOT):
             return ~translate(e.operand, schema)
         case UnaryExpr(op=Operation.IS_NULL):
-            return _where.is_null(_column(e.operand, schema))
+            return where.is_null(_column(e.operand, schema))
         case UnaryExpr(op=Operation.IS_NOT_NULL):
-            return ~_where.is_null(_column(e.operand, schema))
+            return ~where.is_null(_column(e.operand, schema))
         case ColumnExpr():
-            return _where.is_true(_column(e, schema))
+            return where.is_true(_column(e, schema))
         case LiteralExpr(value=(bool() | None) as value):
-            return _where.constant(value)
+            return where.constant(value)
         case PyArrowComputeUDFExpr(args=[column], pc_positional=(str() as text,), pc_kwargs={}) if (
             not e.pc_kwargs and not e.kwargs
         ):
-            return _where.string_test(_column(column, schema), _STRING_TESTS[e.pc_func.__name__], text)
-    return _where.UNKNOWN
+            return where.string_test(_column(column, schema), _STRING_TESTS[e.pc_func.__name__], text)
+    return where.UNKNOWN
 
 
 def _compare(e: BinaryExpr, schema: pa.Schema) -> Condition:
     left, right, op = e.left, e.right, _COMPARISONS[e.op]
     if isinstance(left, LiteralExpr):
-        left, right, op = right, left, _where.MIRRORED[op]
+        left, right, op = right, left, where.MIRRORED[op]
     column = _column(left, schema)
     if isinstance(right, LiteralExpr):
-        return _where.compare(column, op, _value(right.value, column), nan_is_greatest=False)
-    return _where.compare_columns(column, op, _column(right, schema))
+        return where.compare(column, op, _value(right.value, column), nan_is_greatest=False)
+    return where.compare_columns(column, op, _column(right, schema))
 
 
 def _is_in(e: BinaryExpr, schema: pa.Schema) -> Condition:
     """Arrow's `is_in`, which is never null: a null is in a list that has one."""
     column = _column(e.left, schema)
     if not isinstance(e.right, LiteralExpr):
-        return _where.UNKNOWN
+        return where.UNKNOWN
     given = e.right.value if isinstance(e.right.value, list) else [e.right.value]
     values = [_value(v, column) for v in given]
-    found = _where.is_in(column, [v for v in values if v is not None])
+    found = where.is_in(column, [v for v in values if v is not None])
     found = Condition(found.true, Rows(found.false.text, found.false.text is not None))
     if None in values:
-        null = _where.is_null(column)
+        null = where.is_null(column)
         found = Condition(found.true | null.true, found.false & null.false)
     return found
 
@@ -103,7 +103,7 @@ def _column(e: Expr, schema: pa.Schema) -> Column:
     raise TypeError("not a column")
 
 
-def _value(value: Any, column: Column) -> _where.Value:
+def _value(value: Any, column: Column) -> where.Value:
     """A literal of Python or NumPy."""
     if hasattr(value, "item") and not isinstance(value, (list, pa.Array)):
         value = value.item()

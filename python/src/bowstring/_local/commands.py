@@ -6,7 +6,7 @@ import argparse
 import json
 import sys
 
-from bowstring import _own
+from bowstring._local import servers as own
 
 
 def main(arguments: list[str]) -> int:
@@ -22,7 +22,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _list(*, as_json: bool) -> int:
-    found = [(pid, server) for server in _own.known() if (pid := server.running()) is not None]
+    found = [(pid, server) for server in own.known() if (pid := server.running()) is not None]
     if as_json:
         for pid, server in found:
             print(json.dumps({"pid": pid, "store": server.store, "address": server.uri, "log": str(server.log)}))
@@ -39,7 +39,7 @@ def _list(*, as_json: bool) -> int:
 
 
 def _stop(stores: list[str]) -> int:
-    servers = _own.known()
+    servers = own.known()
     unknown = set(stores) - {server.store for server in servers}
     if unknown:
         print(f"bowstring: no server is of {', '.join(sorted(unknown))}; bowstring ps lists them", file=sys.stderr)

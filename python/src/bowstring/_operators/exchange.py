@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from bowstring._operator_process import _PATIENCE, Json, OperatorProcess, assembled, fault_of, process_for, raw_columns
+from bowstring._operators.process import _PATIENCE, Json, OperatorProcess, assembled, fault_of, process_for, raw_columns
 from bowstring.connection import Connection
 from bowstring.errors import Cancelled
 from bowstring.exchange import Exchange

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from bowstring._shm import Ring
+from bowstring._transport.shm import Ring
 
 
 def with_shared(batch: pa.RecordBatch, shared: dict[str, Any], ring: Ring, lease: Any) -> pa.RecordBatch:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from bowstring._mesh import Mesh
+from bowstring._requests.mesh import Mesh
 from bowstring.connection import Connection
 from bowstring.errors import InvalidRequest, NotFound
 from bowstring.operators import runs_on_blobs

@@ -22,11 +22,11 @@ import pyarrow as pa
 import pyarrow.flight as fl
 
 import bowstring
-from bowstring import _buffers, _dial
 from bowstring._finalizers import finalizer
-from bowstring._http2 import CONNECT, Filling, Link
-from bowstring._origins import NODES, Known
-from bowstring._tls import Encrypted, Tls, context
+from bowstring._transport import buffers, dial
+from bowstring._transport.http2 import CONNECT, Filling, Link
+from bowstring._transport.origins import NODES, Known
+from bowstring._transport.tls import Encrypted, Tls, context
 from bowstring.errors import BowstringError, ServerError, Unavailable
 
 if TYPE_CHECKING:
@@ -113,7 +113,7 @@ def _size(prefix: bytearray) -> int:
 
 def _flights(prefix: bytearray, ready: collections.deque[_Message]) -> Filling:
     """As `_plain`, for FlightData, whose bodies are received where they stay."""
-    blocks = _buffers.of_process()
+    blocks = buffers.of_process()
     view: memoryview | None
     while True:
         yield memoryview(prefix)
@@ -131,7 +131,7 @@ def _flights(prefix: bytearray, ready: collections.deque[_Message]) -> Filling:
             if key & 7 != 2 or size > left + len(known) - at:
                 raise ServerError(f"field {key >> 3} of a message is not what it should be")
             if key >> 3 == _BODY:
-                view, body = _buffers.allocate(blocks, size)
+                view, body = buffers.allocate(blocks, size)
                 message.body = body
             else:
                 part = bytearray(size)
@@ -560,7 +560,7 @@ class Connections:
             self._context, self._read = context(self._tls), time.monotonic()
         with contextlib.ExitStack() as failing:
             try:
-                plain = failing.enter_context(_dial.connect(self._parts, CONNECT))
+                plain = failing.enter_context(dial.connect(self._parts, CONNECT))
                 connected: socket.socket | Encrypted = plain
                 if self._tls is not None and self._context is not None:
                     connected = Encrypted(plain, self._context, self._tls.server_name or self._parts.hostname)

@@ -10,10 +10,10 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from bowstring._map import Mapped
-from bowstring._positions import are_several, range_of
-from bowstring._request import Request
-from bowstring._wire import Positions, to_numpy
+from bowstring._requests.request import Request
+from bowstring._rows.integers import Positions, to_numpy
+from bowstring._rows.map import Mapped
+from bowstring._rows.positions import are_several, range_of
 from bowstring.errors import InvalidRequest
 from bowstring.operators import is_ragged, tensors
 

@@ -10,6 +10,7 @@ PyTorch's DataLoader forks.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import gc
 import logging
 import os
@@ -18,8 +19,8 @@ import time
 import weakref
 from typing import Protocol
 
-# The hook of _shm is registered first and so runs last, when no stream takes a slot of a ring any more.
-from bowstring import _shm  # noqa: F401
+# The hook of `shm` is registered first and so runs last, when no stream takes a slot of a ring any more.
+from bowstring._transport import shm  # noqa: F401
 from bowstring.errors import BowstringError
 
 _LOG = logging.getLogger("bowstring.fork")
@@ -51,6 +52,14 @@ class _State:
 
 
 _state = _State()
+
+
+def keep_forever(thing: object) -> None:
+    """Keep an object that must not be destroyed, not even when the process ends.
+
+    An object that gRPC made before a fork waits, when it is destroyed, for threads that only the parent has.
+    """
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
 
 
 def connecting() -> threading.RLock:

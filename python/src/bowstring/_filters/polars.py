@@ -10,8 +10,8 @@ from typing import Any
 import polars as pl
 import pyarrow as pa
 
-from bowstring import _where
-from bowstring._where import Column, Condition, Instant
+from bowstring._filters import where
+from bowstring._filters.where import Column, Condition, Instant
 
 _COMPARISONS = {"Eq": "==", "NotEq": "!=", "Lt": "<", "LtEq": "<=", "Gt": ">", "GtEq": ">="}
 _STRING_TESTS = {"StartsWith": "startsWith", "EndsWith": "endsWith"}
@@ -42,7 +42,7 @@ def translate(predicate: pl.Expr, schema: pa.Schema) -> Condition:
     try:
         node = json.loads(predicate.meta.serialize(format="json"))
     except (ValueError, pl.exceptions.PolarsError):
-        return _where.UNKNOWN
+        return where.UNKNOWN
     return _Reader(schema).condition(node)
 
 
@@ -56,7 +56,7 @@ class _Reader:
         try:
             return self._condition(node)
         except (KeyError, IndexError, TypeError, ValueError, AttributeError, pl.exceptions.PolarsError):
-            return _where.UNKNOWN
+            return where.UNKNOWN
 
     def _condition(self, node: Any) -> Condition:
         kind, body = _only(node)
@@ -66,11 +66,11 @@ class _Reader:
             case "Function":
                 return self._function(body["function"], body["input"])
             case "Column":
-                return _where.is_true(self._column(node))
+                return where.is_true(self._column(node))
             case "Literal":
                 value = self._value(node)
-                return _where.constant(value) if value is None or isinstance(value, bool) else _where.UNKNOWN
-        return _where.UNKNOWN
+                return where.constant(value) if value is None or isinstance(value, bool) else where.UNKNOWN
+        return where.UNKNOWN
 
     def _binary(self, op: str, left: Any, right: Any) -> Condition:
         if op in ("And", "LogicalAnd"):
@@ -80,18 +80,18 @@ class _Reader:
         missing = op in ("EqValidity", "NotEqValidity")  # null counts as a value
         symbol = {"EqValidity": "==", "NotEqValidity": "!="}.get(op) or _COMPARISONS[op]
         if self._is_literal(left):
-            left, right, symbol = right, left, _where.MIRRORED[symbol]
+            left, right, symbol = right, left, where.MIRRORED[symbol]
         column = self._column(left)
         if not self._is_literal(right):
-            return _where.UNKNOWN if missing else _where.compare_columns(column, symbol, self._column(right))
+            return where.UNKNOWN if missing else where.compare_columns(column, symbol, self._column(right))
         value = self._value(right)
         if not missing:
-            return _where.compare(column, symbol, value, nan_is_greatest=True)
+            return where.compare(column, symbol, value, nan_is_greatest=True)
         if value is None:
-            null = _where.is_null(column)
+            null = where.is_null(column)
             return null if symbol == "==" else ~null
-        equal = _where.compare(column, "==", value, nan_is_greatest=True)
-        null = _where.is_null(column)
+        equal = where.compare(column, "==", value, nan_is_greatest=True)
+        null = where.is_null(column)
         equal = Condition(equal.true, equal.false | null.true)
         return equal if symbol == "==" else ~equal
 
@@ -102,9 +102,9 @@ class _Reader:
             case "Boolean", "Not":
                 return ~self.condition(inputs[0])
             case "Boolean", "IsNull":
-                return _where.is_null(self._column(inputs[0]))
+                return where.is_null(self._column(inputs[0]))
             case "Boolean", "IsNotNull":
-                return ~_where.is_null(self._column(inputs[0]))
+                return ~where.is_null(self._column(inputs[0]))
             case "Boolean", "AllHorizontal":
                 return every(map(self.condition, inputs))
             case "Boolean", "AnyHorizontal":
@@ -119,26 +119,26 @@ class _Reader:
             case "StringExpr", "Contains":
                 value = self._value(inputs[1])
                 if not options["literal"] and (not isinstance(value, str) or _REGEX.intersection(value)):
-                    return _where.UNKNOWN
-                return _where.string_test(self._column(inputs[0]), "contains", value)
+                    return where.UNKNOWN
+                return where.string_test(self._column(inputs[0]), "contains", value)
             case "StringExpr", ("StartsWith" | "EndsWith"):
-                return _where.string_test(self._column(inputs[0]), _STRING_TESTS[name], self._value(inputs[1]))
+                return where.string_test(self._column(inputs[0]), _STRING_TESTS[name], self._value(inputs[1]))
             case "ListExpr", "Contains":
-                return _where.has_item(self._column(inputs[0]), self._value(inputs[1]))
-        return _where.UNKNOWN
+                return where.has_item(self._column(inputs[0]), self._value(inputs[1]))
+        return where.UNKNOWN
 
     def _binary_symbol(self, left: Any, symbol: str, right: Any) -> Condition:
-        return _where.compare(self._column(left), symbol, self._value(right), nan_is_greatest=True)
+        return where.compare(self._column(left), symbol, self._value(right), nan_is_greatest=True)
 
     def _is_in(self, left: Any, right: Any, nulls_equal: bool) -> Condition:
         column = self._column(left)
         items = self._series(right)
         if items.dtype not in (pl.List, pl.Array):
-            return _where.UNKNOWN
+            return where.UNKNOWN
         values = items.explode().to_list()
-        found = _where.is_in(column, [v for v in values if v is not None])
+        found = where.is_in(column, [v for v in values if v is not None])
         if nulls_equal:
-            null = _where.is_null(column)
+            null = where.is_null(column)
             found = found | null if None in values else Condition(found.true, found.false | null.true)
         return found
 
@@ -149,7 +149,7 @@ class _Reader:
             return Column(self._schema.field(body))
         if kind == "Function" and body["function"] == {"BinaryExpr": "Size"}:  # known without reading the blob
             blob = self._schema.field(_only(body["input"][0])[1])
-            if not _where.is_blob(blob) or not pa.types.is_large_binary(blob.type):
+            if not where.is_blob(blob) or not pa.types.is_large_binary(blob.type):
                 raise KeyError(blob.name)
             return Column(pa.field(f"{blob.name}.size", pa.int64()))
         if kind == "Cast":
@@ -182,7 +182,7 @@ class _Reader:
             raise ValueError("a literal is one value")
         return series
 
-    def _value(self, node: Any) -> _where.Value:
+    def _value(self, node: Any) -> where.Value:
         series = self._series(node)
         if series.dtype == pl.Date:
             days = series.to_physical().item()
@@ -206,7 +206,7 @@ def _only(node: Any) -> tuple[str, Any]:
 
 def every(conditions: Iterable[Condition]) -> Condition:
     """The conjunction of conditions."""
-    out = _where.constant(True)
+    out = where.constant(True)
     for condition in conditions:
         out = out & condition
     return out

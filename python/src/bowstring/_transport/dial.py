@@ -9,7 +9,7 @@ import socket
 from urllib.parse import SplitResult, unquote, urlsplit
 from urllib.request import proxy_bypass
 
-from bowstring._origins import on_this_machine
+from bowstring._transport.origins import on_this_machine
 
 _PROXIES = ("grpc_proxy", "https_proxy", "http_proxy")
 _LONGEST = 64 << 10  # bytes of a proxy's answer
@@ -45,9 +45,9 @@ def start(parts: SplitResult) -> None:
     folder = os.path.dirname(parts.path)  # noqa: PTH120
     if not any(os.path.exists(os.path.join(folder, name)) for name in ("server.json", "home")):  # noqa: PTH110, PTH118
         return
-    from bowstring import _own  # not at the beginning: Windows has no such locks
+    from bowstring._local import servers  # not at the beginning: Windows has no such locks
 
-    if (server := _own.at(parts.path)) is not None:
+    if (server := servers.at(parts.path)) is not None:
         server.ensure()
 
 

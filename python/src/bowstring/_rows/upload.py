@@ -15,10 +15,11 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.flight as fl
 
-from bowstring import _fork
 from bowstring._messages import shown
-from bowstring._storable import stored, stored_type
-from bowstring._wire import decoded, progress_bar
+from bowstring._progress import progress_bar
+from bowstring._rows.storable import stored, stored_type
+from bowstring._transport import fork
+from bowstring._transport.wire import decoded
 from bowstring.connection import Connection
 from bowstring.errors import BowstringError, InvalidRequest, ServerError, translate
 
@@ -206,7 +207,7 @@ class _Upload:
     def run(self, batches: Iterator[pa.RecordBatch]) -> IngestResult:
         descriptor = fl.FlightDescriptor.for_command(json.dumps({"put": self._put}))
         rows, size = self._bars
-        with rows, size, _fork.uploading():
+        with rows, size, fork.uploading():
             with translate():
                 writer, reader = self._connection.flight().do_put(
                     descriptor, self._schema, self._connection.options(stream=True)

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from bowstring._where import (
+from bowstring._filters.where import (
     IDENTIFIER,
     MIRRORED,
     NONE,

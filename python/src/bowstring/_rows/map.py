@@ -9,7 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from bowstring._positions import are_several
+from bowstring._rows.positions import are_several
 from bowstring.errors import InvalidRequest
 
 

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 
 import pyarrow as pa
 
-from bowstring._operator_process import Json, OperatorProcess, assembled, fault_of, process_for, raw_columns
-from bowstring._placement import Chooser
+from bowstring._operators.placement import Chooser
+from bowstring._operators.process import Json, OperatorProcess, assembled, fault_of, process_for, raw_columns
 from bowstring.connection import Connection
 from bowstring.errors import BowstringError, InvalidRequest, Unavailable
 from bowstring.stream import Batches

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from bowstring._messages import listed
-from bowstring._wire import to_arrow
+from bowstring._rows.integers import to_arrow
 from bowstring.errors import InvalidRequest
 
 

@@ -24,7 +24,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from bowstring._program import environment, program
+from bowstring._local.program import environment, program
 from bowstring.errors import NotFound, ServerEnded, ServerError, Unavailable
 
 IDLE = "10m"  # after which time without a client a server ends

@@ -14,10 +14,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from bowstring._local.program import environment, program
+from bowstring._local.servers import Server, locked
 from bowstring._messages import shown
-from bowstring._own import Server, locked
-from bowstring._program import environment, program
-from bowstring._wire import progress_bar
+from bowstring._progress import progress_bar
 from bowstring.errors import InvalidRequest
 
 _NAME = 60  # characters of the part of a name that people recognise
