@@ -22,6 +22,9 @@ CLUSTER_SEEDS ?= 1000
 NODE_SEEDS ?= 20
 LOAD_MINUTES ?= 10
 FAULT_TIME ?= 600
+# Rounds of a case of make bench, and the width of the confidence interval of a ratio that ends them.
+ROUNDS ?= 6..20
+CONFIDENCE ?= 0.02
 # How many stages of check and test run at once. They wait for disks, servers and each other's caches as much as they compute.
 JOBS ?= 2
 # How many processes pytest spreads the test files over.
@@ -59,14 +62,14 @@ test: go-check cc-check python-check ## Everything that has to pass: lint, every
 
 .PHONY: nightly
 nightly: go-check cc-check python-check ## The tests that repeat, for hours: all under the race detector and without, gocql itself, fuzzing, soak.
-	@BOWSTRING_TESTS=all $(STAGES) $(PARALLEL) --jobs=1 WORKERS=0 FUZZ_TIME=3m lint nightly-vulnerabilities nightly-go nightly-race nightly-spec nightly-wheels nightly-sbom nightly-image nightly-helm nightly-dali nightly-frameworks nightly-formats nightly-pythons nightly-kubernetes nightly-clients test-cassandra nightly-objects nightly-bucket test-gocql test-faults nightly-churn test-python nightly-python nightly-fuzz nightly-soak
+	@BOWSTRING_TESTS=all $(STAGES) $(PARALLEL) --jobs=1 WORKERS=0 FUZZ_TIME=3m lint nightly-vulnerabilities nightly-go nightly-race nightly-spec nightly-wheels nightly-sbom nightly-image nightly-helm nightly-dali nightly-frameworks nightly-formats nightly-pythons nightly-kubernetes nightly-clients test-cassandra nightly-objects nightly-bucket nightly-bench test-gocql test-faults nightly-churn test-python nightly-python nightly-fuzz nightly-soak
 
 .PHONY: lint
 lint: lint-go lint-python lint-vulnerabilities site ## golangci-lint with the import rule, ruff and mypy, known vulnerabilities, the documents' references.
 
 .PHONY: bench
-bench: $(VENV)/.package build $(if $(filter own_data,$(or $(CASE),own_data)),build/mosaicml/.installed) ## Measure side by side: all cases, or one with CASE=name.
-	@$(PY) bench/run.py $(CASE)
+bench: $(VENV)/.package build $(if $(filter own_data,$(or $(CASE),own_data)),build/mosaicml/.installed) ## Measure side by side: all cases, or one with CASE=name. Rounds are added until ratios are sure (ROUNDS=6..20, CONFIDENCE=.02).
+	@$(PY) bench/run.py $(CASE) --rounds=$(ROUNDS) --confidence=$(CONFIDENCE)
 
 .PHONY: diagrams
 diagrams: go-check ## Draw the pictures of docs/ARCHITECTURE.md from the texts beside them.
@@ -296,6 +299,10 @@ nightly-sbom: go-check ## The bills of materials, twice: the same bytes come out
 .PHONY: nightly-churn
 nightly-churn: $(VENV)/.package build ## Four real nodes that are killed, stopped, cut off, leave and join: NODE_SEEDS (20) seeds; their view under load for LOAD_MINUTES (10).
 	@$(STAGE) nightly-churn env NODE_SEEDS=$(NODE_SEEDS) LOAD_MINUTES=$(LOAD_MINUTES) $(PY) bench/run.py churn
+
+.PHONY: nightly-bench
+nightly-bench: $(VENV)/.package build ## Each case of make bench with little of everything: whether it works, in seconds.
+	@$(STAGE) nightly-bench $(PY) bench/run.py --smoke
 
 .PHONY: nightly-fuzz
 nightly-fuzz:

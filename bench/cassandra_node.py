@@ -13,6 +13,7 @@ from harness import Context, TimedReaders, shuffled
 from ports import free_port
 from samples import COUNT, SIZE, image_folder
 from server import Server
+from sizes import sized
 
 SCRIPT = Path(__file__).parent.parent / "tests/cassandra/cassandra.sh"
 
@@ -27,7 +28,7 @@ SETTINGS = {
 HEAP = "2g"
 MEMTABLE = "256MiB"
 JVM = "-XX:+UseParallelGC -XX:TLABSize=2m -XX:-ResizeTLAB -XX:+UseTransparentHugePages -XX:+AlwaysPreTouch"
-WARM_SECONDS = 40
+WARM_SECONDS = sized(40, smoke=1)
 
 
 class Cassandra:

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
+import math
 import os
 import re
+import shutil
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import psutil
+from bounds import BOUNDS, Bound
+from confidence import Interval, interval
+from sizes import SMOKE
 
 MIB = 1 << 20
 
@@ -31,7 +37,27 @@ class Context:
     binary: Path
     root: Path
     folder: Path  # empty at first; cases may leave data for one another
-    rounds: int
+    rounds: int  # at least
+    most: int = 0  # rounds at most, if more than the least
+    width: float = 0.02  # of the interval of a ratio, as a part of the ratio, from which on the case is sure
+    seconds: float = 600  # after which no further round begins, if there were the least
+    done: int = field(default=0, init=False)  # rounds
+
+    def repeat(self, *ratios: Sequence[float], warm: int = 0) -> Iterator[int]:
+        """The numbers of the rounds, from 0: the least, then more until the intervals of all `ratios` are narrow.
+
+        The case appends to each of `ratios` in each round, and makes a figure of it. Without any it has the least.
+        Before them come `warm` rounds with numbers below 0, whose times the case drops.
+        """
+        yield from range(-warm, 0)
+        begun = time.monotonic()
+        for number in range(max(self.rounds, self.most if ratios else 0)):
+            if number >= self.rounds and time.monotonic() - begun > self.seconds:
+                break
+            yield number
+            self.done = max(self.done, number + 1)
+            if self.done >= self.rounds and all(interval(values).narrow(self.width) for values in ratios):
+                break
 
     def bowstring(self, *args: str | Path) -> str:
         """Run the binary and return what it prints."""
@@ -48,26 +74,77 @@ class Context:
         return done.stdout
 
 
-@dataclass
-class Figure:
-    """One measured figure and the bound that it should keep."""
+@dataclass(frozen=True)
+class Need:
+    """A thing that a case cannot do without, such as Java."""
 
     name: str
-    value: float
-    at_least: float | None = None
-    at_most: float | None = None
+    missing: Callable[[], str]  # why it cannot be had here, or nothing
+
+
+def program(*names: str) -> Need:
+    """Programs on the path."""
+
+    def missing() -> str:
+        absent = [name for name in names if not shutil.which(name)]
+        return f"{', '.join(absent)} not on the path" if absent else ""
+
+    return Need(" and ".join(names), missing)
+
+
+def package(*names: str) -> Need:
+    """Python packages."""
+
+    def missing() -> str:
+        absent = [name for name in names if not importlib.util.find_spec(name)]
+        return f"no {', '.join(absent)} in this Python" if absent else ""
+
+    return Need(" and ".join(names), missing)
+
+
+GO = program("go")
+# With these, tests/cassandra/cassandra.sh gets the rest.
+CASSANDRA = replace(program("java", "mvn"), name="Cassandra")
+
+Run = Callable[["Context"], "Result"]
+_NEEDS: dict[Run, tuple[Need, ...]] = {}
+
+
+def needs(*of: Need) -> Callable[[Run], Run]:
+    """State what the case, whose `run` this decorates, needs beyond the server and the tests' Python packages."""
+
+    def note(run: Run) -> Run:
+        _NEEDS[run] = of
+        return run
+
+    return note
+
+
+def needs_of(run: Run) -> tuple[Need, ...]:
+    """What a case needs."""
+    return _NEEDS.get(run, ())
+
+
+@dataclass
+class Figure:
+    """One measured figure, whose bound is in bounds.py: a value, or one of each round, whose median counts."""
+
+    name: str
+    measured: float | Sequence[float]
 
     @property
-    def reached(self) -> bool:
-        """Whether the figure is within its bound."""
-        return (self.at_least is None or self.value >= self.at_least) and (
-            self.at_most is None or self.value <= self.at_most
-        )
+    def value(self) -> float:
+        """The value, or the median."""
+        return self.measured if isinstance(self.measured, (int, float)) else median(self.measured)
 
     @property
-    def bound(self) -> str:
-        """The bound as text."""
-        return f">= {self.at_least:g}" if self.at_least is not None else f"<= {self.at_most:g}"
+    def interval(self) -> Interval | None:
+        """The confidence interval of the median, if there is a value of each round."""
+        return None if isinstance(self.measured, (int, float)) else interval(self.measured)
+
+
+class FiguresError(RuntimeError):
+    """The figures of a case are not those that bounds.py has."""
 
 
 @dataclass
@@ -78,25 +155,53 @@ class Result:
     figures: list[Figure]
     details: dict[str, Any] = field(default_factory=dict)
 
+    def bound(self, figure: Figure) -> Bound:
+        """The bound of one of the figures."""
+        try:
+            return BOUNDS[self.case][figure.name]
+        except KeyError:
+            raise FiguresError(f"{self.case} has the figure {figure.name}, and bench/bounds.py has no bound") from None
+
+    def reached(self, figure: Figure) -> bool:
+        """Whether a figure is within its bound, as far as this run judges it."""
+        bound = self.bound(figure)
+        return bound.keeps(figure.value) or (SMOKE and not bound.exact)
+
     @property
-    def reached(self) -> bool:
+    def all_reached(self) -> bool:
         """Whether every figure is within its bound."""
-        return all(f.reached for f in self.figures)
+        return all(self.reached(f) for f in self.figures)
+
+    def check(self) -> None:
+        """Raise an error if a figure has no bound, is missing, or is no number."""
+        bounds = {f.name: self.bound(f) for f in self.figures}
+        missing = [n for n, b in BOUNDS[self.case].items() if n not in bounds and not b.only]
+        if SMOKE and missing:
+            raise FiguresError(f"{self.case} has no figure {', '.join(missing)}, and bench/bounds.py has bounds")
+        if odd := [f.name for f in self.figures if not math.isfinite(f.value)]:
+            raise FiguresError(f"{self.case}: {', '.join(odd)} is no number")
 
     def as_json(self) -> dict[str, Any]:
         """The case's last line."""
+        bounds = {f.name: self.bound(f) for f in self.figures}
+        intervals = {f.name: i for f in self.figures if (i := f.interval)}
+        unsure = [n for n, i in intervals.items() if bounds[n].keeps(i.low) != bounds[n].keeps(i.high)]
         return {
             "case": self.case,
             **{f.name: round(f.value, 4) for f in self.figures},
             **self.details,
-            "bounds": {f.name: f.bound for f in self.figures},
-            "reached": self.reached,
+            "bounds": {name: str(bound) for name, bound in bounds.items()},
+            "intervals": {name: [round(i.low, 4), round(i.high, 4)] for name, i in intervals.items()},
+            "coverage": round(min((i.coverage for i in intervals.values()), default=0), 3),
+            "unsure": unsure,  # figures whose bound is within their interval
+            "quiet": [name for name, bound in bounds.items() if bound.quiet],
+            "reached": self.all_reached,
         }
 
 
 def emit(**line: Any) -> None:
     """Print one JSON line."""
-    print(json.dumps(line), flush=True)
+    print(json.dumps(line, allow_nan=False), flush=True)
 
 
 def median(values: Iterable[float]) -> float:

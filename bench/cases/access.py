@@ -31,9 +31,9 @@ def run(context: Context) -> Result:
     return Result(
         "access",
         [
-            Figure("ways", hidden[0] + inward[0] + 1, at_least=60),
-            Figure("bytes_out", hidden[1] + inward[1] + flood[1], at_most=0),
-            Figure("distinguishable", hidden[2] + inward[2], at_most=0),
+            Figure("ways", hidden[0] + inward[0] + 1),
+            Figure("bytes_out", hidden[1] + inward[1] + flood[1]),
+            Figure("distinguishable", hidden[2] + inward[2]),
         ],
         {"wrong_tokens": int(flood[0]), "wrong_tokens_per_s": round(flood[0] / flood[2])},
     )

@@ -31,11 +31,11 @@ def run(context: Context) -> Result:
     return Result(
         "attach_objects",
         [
-            Figure("seconds", median(r[0] for r in rounds), at_most=120),
-            Figure("rss_mb", median(r[1] for r in rounds), at_most=512),
-            Figure("tar_read_share", walked(context), at_most=0.02),
-            Figure("update_share", median(shares), at_most=0.05),
-            Figure("wrong", races["wrong"], at_most=0),
+            Figure("seconds", median(r[0] for r in rounds)),
+            Figure("rss_mb", median(r[1] for r in rounds)),
+            Figure("tar_read_share", walked(context)),
+            Figure("update_share", median(shares)),
+            Figure("wrong", races["wrong"]),
         ],
         {"races_lost": races["lost"]},
     )

@@ -80,11 +80,9 @@ def run(context: Context) -> Result:
     return Result(
         "auth_cost",
         [
-            Figure("share", median(b / a for a, b in zip(rates["open"], rates["known"], strict=True)), at_least=0.98),
-            Figure("first_batch_ms", median(firsts["known"]) - median(firsts["open"]), at_most=2),
-            Figure(
-                "info_per_s", median(b / a for a, b in zip(asked["open"], asked["known"], strict=True)), at_least=0.9
-            ),
+            Figure("share", median(b / a for a, b in zip(rates["open"], rates["known"], strict=True))),
+            Figure("first_batch_ms", median(firsts["known"]) - median(firsts["open"])),
+            Figure("info_per_s", median(b / a for a, b in zip(asked["open"], asked["known"], strict=True))),
         ],
         {"first_batch_open_ms": round(median(firsts["open"]), 2), "infos_open": round(median(asked["open"]), 1)},
     )

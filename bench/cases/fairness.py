@@ -82,11 +82,11 @@ def run(context: Context) -> Result:
     return Result(
         "fairness",
         [
-            Figure("slower_share", median(s for s, _ in found), at_least=0.9),
-            Figure("slower_share_tenants", median(few), at_least=0.9),
-            Figure("slower_share_1_and_100", median(many), at_least=0.9),
-            Figure("stalled_cost", median(costs), at_most=0.02),
-            Figure("rss_over_budget_mb", max(over), at_most=200),
+            Figure("slower_share", median(s for s, _ in found)),
+            Figure("slower_share_tenants", median(few)),
+            Figure("slower_share_1_and_100", median(many)),
+            Figure("stalled_cost", median(costs)),
+            Figure("rss_over_budget_mb", max(over)),
         ],
         {"slower_share_1_and_4": round(median(s for _, s in found), 3)},
     )

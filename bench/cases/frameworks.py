@@ -32,9 +32,9 @@ def run(context: Context) -> Result:
     return Result(
         "frameworks",
         [
-            Figure("lost", sum(f.lost for f in found.values()), at_most=0),
-            Figure("doubled", sum(f.doubled for f in found.values()), at_most=0),
-            Figure("same_order_epochs", sum(f.same_order_epochs for f in found.values()), at_most=0),
-            Figure("frameworks", len(found), at_least=len(PROGRAMS)),
+            Figure("lost", sum(f.lost for f in found.values())),
+            Figure("doubled", sum(f.doubled for f in found.values())),
+            Figure("same_order_epochs", sum(f.same_order_epochs for f in found.values())),
+            Figure("frameworks", len(found)),
         ],
     )

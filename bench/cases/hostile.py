@@ -218,11 +218,11 @@ def run(context: Context) -> Result:
     return Result(
         "hostile",
         [
-            Figure("crashes", int(watch.gone), at_most=0),
-            Figure("honest_share", min(under), at_least=0.5),
-            Figure("rss_over_limit_mb", max(0.0, watch.peak_mb - LIMIT_MB), at_most=0),
-            Figure("others_wait_s", float(ATTACK_S) if seen.failed else max(seen.others.values()), at_most=1),
-            Figure("after_s", back, at_most=1),
+            Figure("crashes", int(watch.gone)),
+            Figure("honest_share", min(under)),
+            Figure("rss_over_limit_mb", max(0.0, watch.peak_mb - LIMIT_MB)),
+            Figure("others_wait_s", float(ATTACK_S) if seen.failed else max(seen.others.values())),
+            Figure("after_s", back),
         ],
         {
             "wrong_answers": seen.wrong,

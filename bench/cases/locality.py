@@ -50,9 +50,9 @@ def run(context: Context) -> Result:
     return Result(
         "locality",
         [
-            Figure("formula_error", max(errors), at_most=0.1),
-            Figure("second_owners", max(seconds), at_most=0.2),
-            Figure("ns_ratio", locality / plan, at_most=3),
+            Figure("formula_error", max(errors)),
+            Figure("second_owners", max(seconds)),
+            Figure("ns_ratio", locality / plan),
         ],
         {"ns_per_index": locality, "ns_plan": plan, "of_contiguous": max(contiguous)},
     )

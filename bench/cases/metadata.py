@@ -53,9 +53,9 @@ def run(context: Context) -> Result:
     return Result(
         "metadata",
         [
-            Figure("rows_per_s", median(rates), at_least=5e6),
-            Figure("open_s", median(opens), at_most=1),
-            Figure("heap_mb", median(heaps), at_most=200),
-            Figure("where_s", median(wheres), at_most=2),
+            Figure("rows_per_s", median(rates)),
+            Figure("open_s", median(opens)),
+            Figure("heap_mb", median(heaps)),
+            Figure("where_s", median(wheres)),
         ],
     )

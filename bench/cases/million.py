@@ -10,9 +10,10 @@ import pyarrow as pa
 import pyarrow.flight as fl
 from harness import Context
 from node import Node
+from sizes import sized
 
-ROWS = 1_000_000
-PER_BATCH = 50_000
+ROWS = sized(1_000_000, smoke=20_000)
+PER_BATCH = sized(50_000, smoke=5_000)
 
 
 def stored(context: Context) -> Path:

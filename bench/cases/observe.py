@@ -17,7 +17,6 @@ from samples import COUNT, SIZE
 from .loopback import stored, ticket
 
 PASSES = 3
-SERIES = 2000  # of a server with one job
 
 
 def scrape(port: int) -> str:
@@ -91,9 +90,9 @@ def run(context: Context) -> Result:
     return Result(
         "observe",
         [
-            Figure("cost", cost, at_most=0.01),
-            Figure("allocs_per_sample", engine["allocs/more"], at_most=0.01),
-            Figure("series", series, at_most=SERIES),
+            Figure("cost", cost),
+            Figure("allocs_per_sample", engine["allocs/more"]),
+            Figure("series", series),
         ],
         {
             "cpu_cost": round(median(b / a for a, b in zip(cpu["plain"], cpu["observed"], strict=True)) - 1, 4),

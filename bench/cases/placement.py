@@ -134,6 +134,6 @@ def run(context: Context) -> Result:
     worst = min(middle, key=lambda cell: middle[cell])
     return Result(
         "placement",
-        [Figure("auto_share", middle[worst], at_least=0.9)],
+        [Figure("auto_share", middle[worst])],
         {"worst": worst, "cells": len(middle), "reached_in": sum(share >= 0.9 for share in middle.values())},
     )

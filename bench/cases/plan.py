@@ -30,6 +30,6 @@ def run(context: Context) -> Result:
         raise RuntimeError(f"benchmarks are missing from the output:\n{out}")
     return Result(
         "plan",
-        [Figure("ns_per_index", max(worst.values()), at_most=200), Figure("allocs", allocs, at_most=0)],
+        [Figure("ns_per_index", max(worst.values())), Figure("allocs", allocs)],
         {"ns_forward": worst["BenchmarkPosition"], "ns_back": worst["BenchmarkPlanIndex"]},
     )

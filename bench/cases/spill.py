@@ -129,10 +129,10 @@ def run(context: Context) -> Result:
     return Result(
         "spill",
         [
-            Figure("ratio_to_local", min(ratios), at_least=0.98),
-            Figure("server_cpu_s_per_gb", cpu["spill"], at_most=0.28),
-            Figure("fill_cost", cost, at_most=0.05),
-            Figure("open_s", metrics["ns/op"] / 1e9, at_most=2),
+            Figure("ratio_to_local", min(ratios)),
+            Figure("server_cpu_s_per_gb", cpu["spill"]),
+            Figure("fill_cost", cost),
+            Figure("open_s", metrics["ns/op"] / 1e9),
         ],
         {
             "ratio_1conn": round(ratios[0], 3),
