@@ -71,6 +71,16 @@ lint: lint-go lint-python lint-vulnerabilities site ## golangci-lint with the im
 bench: $(VENV)/.package build $(if $(filter own_data,$(or $(CASE),own_data)),build/mosaicml/.installed) ## Measure side by side: all cases, or one with CASE=name. Rounds are added until ratios are sure (ROUNDS=6..20, CONFIDENCE=.02).
 	@$(PY) bench/run.py $(CASE) --rounds=$(ROUNDS) --confidence=$(CONFIDENCE)
 
+# Programs beside which headlines are measured, and which nothing else in `make bench` needs; DALI has 788 MB.
+BESIDE := build/mosaicml/.installed build/dali/.installed
+.PHONY: headlines
+headlines: $(VENV)/.package build $(BESIDE) ## Measure beside five published systems, in at most 90 minutes, and write docs/headlines.md: all, or one with CASE=deli.
+	@$(PY) bench/headlines.py $(CASE)
+
+.PHONY: headlines-page
+headlines-page: $(VENV)/.package ## Write docs/headlines.md and its plots from the stored results.
+	@$(PY) bench/headlines.py --render
+
 .PHONY: diagrams
 diagrams: go-check ## Draw the pictures of docs/ARCHITECTURE.md from the texts beside them.
 	@for name in doget:elk cluster:dagre; do \

@@ -141,30 +141,36 @@ PLOTS: dict[str, tuple[str, Callable[[Axes, Cases], None]]] = {
 
 
 def draw(cases: Cases, folder: Path) -> None:
-    """Write two SVGs for each plot. The same figures and the same matplotlib give the same bytes."""
+    """Write two SVGs for each plot."""
     for name, (case, plot) in PLOTS.items():
-        for mode, (ink, grid) in MODES.items():
-            colours = ("text.color", "axes.labelcolor", "xtick.color", "ytick.color")
-            settings: Any = {
-                **dict.fromkeys(colours, ink),
-                "svg.fonttype": "none",
-                "svg.hashsalt": name,
-                "axes.edgecolor": grid,
-                "grid.color": grid,
-                "grid.linewidth": 0.5,
-                "axes.spines.top": False,
-                "axes.spines.right": False,
-                "font.family": "sans-serif",
-            }
-            with mpl.rc_context(settings):
-                figure, axes = plt.subplots(figsize=(7.2, 3.8), layout="constrained")
-                plot(axes, cases)
-                axes.set_axisbelow(True)
-                source = "" if case == "cost" else f"make bench CASE={case}, "  # prices are not measured
-                axes.set_title(f"{source}{cases[case]['date']}, {cases[case]['machine']}", fontsize=8, loc="right")
-                metadata = {"Date": None, "Creator": f"bench/plots.py, matplotlib {mpl.__version__}"}
-                figure.savefig(folder / f"{name}-{mode}.svg", transparent=True, metadata=metadata)
-                plt.close(figure)
+        source = "" if case == "cost" else f"make bench CASE={case}, "  # prices are not measured
+        title = f"{source}{cases[case]['date']}, {cases[case]['machine']}"
+        drawn(folder, name, title, plot, cases)
+
+
+def drawn(folder: Path, name: str, title: str, plot: Callable[[Axes, Any], None], figures: Any) -> None:
+    """Write a plot of figures, light and dark. The same figures and the same matplotlib give the same bytes."""
+    for mode, (ink, grid) in MODES.items():
+        colours = ("text.color", "axes.labelcolor", "xtick.color", "ytick.color")
+        settings: Any = {
+            **dict.fromkeys(colours, ink),
+            "svg.fonttype": "none",
+            "svg.hashsalt": name,
+            "axes.edgecolor": grid,
+            "grid.color": grid,
+            "grid.linewidth": 0.5,
+            "axes.spines.top": False,
+            "axes.spines.right": False,
+            "font.family": "sans-serif",
+        }
+        with mpl.rc_context(settings):
+            figure, axes = plt.subplots(figsize=(7.2, 3.8), layout="constrained")
+            plot(axes, figures)
+            axes.set_axisbelow(True)
+            axes.set_title(title, fontsize=8, loc="right")
+            metadata = {"Date": None, "Creator": f"bench/plots.py, matplotlib {mpl.__version__}"}
+            figure.savefig(folder / f"{name}-{mode}.svg", transparent=True, metadata=metadata)
+            plt.close(figure)
 
 
 def stored(path: Path = RESULTS) -> Cases:
