@@ -14,7 +14,7 @@ from bowstring._rows.items import Format
 from bowstring.errors import InvalidRequest
 
 
-@pytest.fixture(params=["in order", "shuffled", "narrowed", "a split", "a selection"])
+@pytest.fixture(params=["in order", "shuffled", "narrowed", "a split", "a selection", "like lengths"])
 def dataset(here: bowstring.Client, request: pytest.FixtureRequest) -> bowstring.Dataset:
     photos = here.dataset("photos").columns(["position", "label", "width"])
     return {
@@ -23,6 +23,7 @@ def dataset(here: bowstring.Client, request: pytest.FixtureRequest) -> bowstring
         "narrowed": lambda: photos.where("label < 4").shuffle(5),
         "a split": lambda: here.dataset("photos", split="val").select("position", "label", "width"),
         "a selection": lambda: photos.select([5, 3, 200]),
+        "like lengths": lambda: photos.shuffle(5).options(bucket_by_length={"column": "image", "window": 2}),
     }[request.param]()
 
 
@@ -30,6 +31,8 @@ def test_rows_by_index(dataset: bowstring.Dataset) -> None:
     """Index, slice and iteration agree with the stream of epoch 0."""
     rows = dataset.to_arrow().to_pylist()
     assert list(dataset) == rows
+    assert dataset.take(70).to_pylist() == rows[:70]
+    assert list(dataset.map(lambda row: row, batch_size=7)) == rows
     assert dataset[0] == rows[0]
     assert dataset[-1] == rows[-1] == dataset[np.int64(len(rows) - 1)]
     for part in (slice(1, 3), slice(None, None, -1), slice(5, 2), slice(-2, None)):

@@ -100,3 +100,24 @@ def test_where(client: bowstring.Client) -> None:
         dataset.where()
     with pytest.raises(TypeError, match="sql: got int, want str"):
         dataset.where(sql=3)  # type: ignore[arg-type]
+
+
+def test_other_entrances(client: bowstring.Client) -> None:
+    """A condition in SQL selects the same rows wherever a condition is taken."""
+    rows = table(100, 2)
+    client.ingest("entrances", rows, progress=False)
+    dataset = client.dataset("entrances")
+    sql = "word = 'cat' OR sure > 3"
+    chosen = dataset.where(sql=sql)
+    count = chosen.num_rows
+    assert 0 < count < 100
+    polars = pytest.importorskip("bowstring.polars")
+    assert polars.scan(client, "entrances", sql=sql).collect().height == count
+    torch = pytest.importorskip("bowstring.torch")
+    assert len(torch.BowstringMapDataset(dataset, sql=sql)) == count
+    # The translated condition is one for every other client, such as `bowstring get --where`.
+    assert dataset.where(chosen.request()["where"]).num_rows == count
+    with pytest.raises(bowstring.InvalidRequest, match="got both, want one"):
+        client.alter("entrances", delete_where="sure > 3", delete_sql=sql)
+    assert client.alter("entrances", delete_sql=sql).deleted == count
+    assert client.dataset("entrances").num_rows == 100 - count

@@ -38,6 +38,7 @@ def opened(
     snapshot: int | str | None = None,
     columns: Iterable[str] | None = None,
     where: str | None = None,
+    sql: str | None = None,
     token: str | None = None,
     tls: Tls | None = None,
 ) -> Dataset:
@@ -57,8 +58,8 @@ def opened(
         dataset = source.dataset(name, split=split, snapshot=snapshot)
     else:
         raise TypeError(f"source: got {type(source).__name__}, want a Dataset, a Client, or the address of a server")
-    if where is not None:
-        dataset = dataset.where(where)
+    if where is not None or sql is not None:
+        dataset = dataset.where(where, sql=sql)
     if columns is not None:
         dataset = dataset.columns(columns)
     return dataset

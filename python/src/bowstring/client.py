@@ -14,7 +14,7 @@ from bowstring._rows.upload import AlterResult, IngestResult, upload
 from bowstring._transport.tls import Tls
 from bowstring.connection import Connection
 from bowstring.dataset import Dataset
-from bowstring.errors import ServerError
+from bowstring.errors import InvalidRequest, ServerError
 from bowstring.forecast import Forecast
 from bowstring.lineage import Held, RecordedJob, held, jobs_on_record
 from bowstring.plan import Plan
@@ -179,6 +179,7 @@ class Client(Connection):
         drop_columns: Iterable[str] = (),
         rename_columns: dict[str, str] | None = None,
         delete_where: str | None = None,
+        delete_sql: str | None = None,
         source: str | None = None,
     ) -> AlterResult:
         """Change columns and rows of a dataset in a new snapshot. No rows are sent, and blobs stay unchanged.
@@ -192,8 +193,16 @@ class Client(Connection):
             rename_columns: New names of columns, by the old ones.
             delete_where: An expression, as `Dataset.where` takes it, over the old columns; rows for which it is true
                 are deleted.
+            delete_sql: In its place, a condition in SQL, as `Dataset.where(sql=…)` takes it. Rows for which it is null
+                stay.
             source: Free text that is kept with the snapshot, instead of the previous snapshot's.
         """
+        if delete_sql is not None:
+            if delete_where is not None:
+                raise InvalidRequest("delete_where, delete_sql: got both, want one")
+            from bowstring._filters.sql import expression
+
+            delete_where = expression(delete_sql, self.schema({"dataset": name}))
         body: dict[str, Any] = {"dataset": name, "drop_columns": list(drop_columns)}
         given = {"rename_columns": rename_columns, "delete_where": delete_where, "source": source}
         body.update({field: value for field, value in given.items() if value is not None})

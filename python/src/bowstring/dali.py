@@ -136,6 +136,7 @@ def external_source(
     snapshot: int | str | None = None,
     columns: Iterable[str] | None = None,
     where: str | None = None,
+    sql: str | None = None,
     shuffle: int | None = None,
     token: str | None = None,
     tls: Tls | None = None,
@@ -155,13 +156,16 @@ def external_source(
         snapshot: A snapshot, by number or tag. Default: the newest one now.
         columns: The columns, in this order.
         where: An expression that selects rows.
+        sql: Likewise, in SQL, as of [Dataset.where][bowstring.Dataset.where].
         shuffle: The seed of the global shuffle. Default: the source's order.
         token: As for [connect][bowstring.connect], if the source is an address.
         tls: As for [connect][bowstring.connect], if the source is an address.
         batch: The former name of `global_batch_size`; refused.
     """
     check_name("batch", batch)
-    dataset = opened(source, name, split=split, snapshot=snapshot, columns=columns, where=where, token=token, tls=tls)
+    dataset = opened(
+        source, name, split=split, snapshot=snapshot, columns=columns, where=where, sql=sql, token=token, tls=tls
+    )
     if shuffle is not None:
         dataset = dataset.shuffle(shuffle)
     return ExternalSource(dataset, global_batch_size, rank, world_size)

@@ -97,6 +97,7 @@ class DataSource:
         snapshot: A snapshot, by number or tag. Default: the newest one now.
         columns: The columns.
         where: An expression that selects rows.
+        sql: Likewise, in SQL, as of [Dataset.where][bowstring.Dataset.where].
         token: As for [connect][bowstring.connect], if the source is an address.
         tls: As for [connect][bowstring.connect], if the source is an address.
     """
@@ -110,11 +111,12 @@ class DataSource:
         snapshot: int | str | None = None,
         columns: Iterable[str] | None = None,
         where: str | None = None,
+        sql: str | None = None,
         token: str | None = None,
         tls: Tls | None = None,
     ) -> None:
         self._dataset = opened(
-            source, name, split=split, snapshot=snapshot, columns=columns, where=where, token=token, tls=tls
+            source, name, split=split, snapshot=snapshot, columns=columns, where=where, sql=sql, token=token, tls=tls
         )
         self._size = self._dataset.num_rows
         self._begin()
@@ -266,6 +268,7 @@ class IterDataset(grain.IterDataset):  # type: ignore[misc]
         snapshot: A snapshot, by number or tag. Default: the newest one now.
         columns: The columns.
         where: An expression that selects rows.
+        sql: Likewise, in SQL, as of [Dataset.where][bowstring.Dataset.where].
         shuffle: The seed of the global shuffle. Default: the source's order.
         token: As for [connect][bowstring.connect], if the source is an address.
         tls: As for [connect][bowstring.connect], if the source is an address.
@@ -284,6 +287,7 @@ class IterDataset(grain.IterDataset):  # type: ignore[misc]
         snapshot: int | str | None = None,
         columns: Iterable[str] | None = None,
         where: str | None = None,
+        sql: str | None = None,
         shuffle: int | None = None,
         token: str | None = None,
         tls: Tls | None = None,
@@ -294,7 +298,7 @@ class IterDataset(grain.IterDataset):  # type: ignore[misc]
             epochs = counted("epochs", epochs)
         check_given(rank, world_size)
         dataset = opened(
-            source, name, split=split, snapshot=snapshot, columns=columns, where=where, token=token, tls=tls
+            source, name, split=split, snapshot=snapshot, columns=columns, where=where, sql=sql, token=token, tls=tls
         )
         if shuffle is not None:
             dataset = dataset.shuffle(shuffle)

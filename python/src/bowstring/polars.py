@@ -54,6 +54,7 @@ def scan(
     snapshot: int | str | None = None,
     columns: Iterable[str] | None = None,
     where: str | None = None,
+    sql: str | None = None,
     token: str | None = None,
     tls: Tls | None = None,
     references: bool = False,
@@ -77,13 +78,16 @@ def scan(
         snapshot: A snapshot other than the newest, by number or tag; `name` may give it as `photos@prod`.
         columns: The columns of the frame. Default: all stored ones. `position` and `split` may be included.
         where: An expression that selects rows, combined with the filters of queries.
+        sql: Likewise, in SQL, as of [Dataset.where][bowstring.Dataset.where].
         token: As for [connect][bowstring.connect], if `source` is an address.
         tls: As for [connect][bowstring.connect], if `source` is an address.
         references: Read blobs in place, from the files of a server on this node that allows it, as for
             [batches][bowstring.Dataset.batches]. Polars' `Binary` consists of the same views, so frames refer to the
             files. A frame that is kept, even with few rows of a batch, keeps the batch's blobs from being evicted.
     """
-    dataset = opened(source, name, split=split, snapshot=snapshot, columns=columns, where=where, token=token, tls=tls)
+    dataset = opened(
+        source, name, split=split, snapshot=snapshot, columns=columns, where=where, sql=sql, token=token, tls=tls
+    )
     return register_io_source(
         _Scan(dataset, references),
         schema=_schema(dataset.schema),

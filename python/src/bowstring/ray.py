@@ -64,6 +64,7 @@ def read(
     snapshot: int | str | None = None,
     columns: Iterable[str] | None = None,
     where: str | None = None,
+    sql: str | None = None,
     shuffle: int | None = None,
     epoch: int = 0,
     assign: Literal["plan", "local"] | None = None,
@@ -93,6 +94,7 @@ def read(
         snapshot: A snapshot other than the newest, by number or tag; `name` may give it as `photos@prod`.
         columns: The columns. Default: all stored ones. `position` and `split` may be included.
         where: An expression that selects rows.
+        sql: Likewise, in SQL, as of [Dataset.where][bowstring.Dataset.where].
         shuffle: The seed of a global shuffle. Blocks arrive when they are ready: for the order itself, set
             `preserve_order` in Ray's execution options.
         epoch: The epoch of the shuffle of the first run. After each run of the dataset that ends, the next run has the
@@ -111,7 +113,9 @@ def read(
     for argument, value in (("parallelism", parallelism), ("concurrency", concurrency)):
         if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
             raise ValueError(f"{argument}: got {value!r}, want an integer, 1 or more")
-    dataset = opened(source, name, split=split, snapshot=snapshot, columns=columns, where=where, token=token, tls=tls)
+    dataset = opened(
+        source, name, split=split, snapshot=snapshot, columns=columns, where=where, sql=sql, token=token, tls=tls
+    )
     if shuffle is not None:
         dataset = dataset.shuffle(shuffle)
     if assign is not None:

@@ -131,11 +131,12 @@ class Items(Request):
         if "pack" in self._options:
             raise InvalidRequest("index: documents that are packed have none; read sequences by `batches`")
         if self._places is None:
-            if self._seed is None and "sample" not in self._options:
+            # These decide the order, too. `bucket_by_length` sorts steps, which have 64 rows whatever the columns.
+            kept = {name: o for name, o in self._options.items() if name in ("sample", "bucket_by_length")}
+            if self._seed is None and not kept:
                 found = range_of(self, self._stream)
                 self._places = self.positions() if found is None else found
             else:
-                kept = {name: o for name, o in self._options.items() if name == "sample"}
                 plain = self._but(_columns=("position",), _options={**kept, "remainder": "uneven"})
                 parts = [to_numpy(batch.column(0)) for batch in plain._whole()]
                 self._places = np.concatenate(parts) if parts else np.empty(0, np.int64)

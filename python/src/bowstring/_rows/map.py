@@ -100,9 +100,12 @@ class Mapped:
 
     def __iter__(self) -> Iterator[Any]:
         """The rows of epoch 0, one after another, whatever rank this is."""
-        with self._dataset._whole(self._batch_size) as batches:
+        # The size of a step decides the order where `bucket_by_length` sorts steps.
+        step = None if "bucket_by_length" in self._dataset._options else self._batch_size
+        with self._dataset._whole(step) as batches:
             for batch in batches:
-                yield from _split(self._of_batch(batch))
+                for at in range(0, batch.num_rows, self._batch_size):
+                    yield from _split(self._of_batch(batch.slice(at, self._batch_size)))
 
     def batches(self, batch: int, **options: Any) -> Iterator[Any]:
         """The batches of an epoch as dictionaries of columns, as [batches][bowstring.Dataset.batches] gives them.

@@ -59,6 +59,7 @@ class BowstringDataset(IterableDataset[Any]):
         snapshot: Which snapshot, by number or tag; without it, the newest one now.
         columns: Which columns.
         where: Which rows.
+        sql: Likewise, in SQL, as of [Dataset.where][bowstring.Dataset.where].
         operators: What the server makes of columns, by name, as [Dataset.operators][bowstring.Dataset.operators] takes
             it; or a transform of torchvision, for all columns of images. Their columns are tensors then: of one shape
             one tensor, of several a list of them.
@@ -101,6 +102,7 @@ class BowstringDataset(IterableDataset[Any]):
         snapshot: int | str | None = None,
         columns: Iterable[str] | None = None,
         where: str | None = None,
+        sql: str | None = None,
         operators: Mapping[str, Any] | Callable[[Any], Any] | None = None,
         shuffle: int | Literal[False] | None = None,
         rank: int | None = None,
@@ -125,7 +127,7 @@ class BowstringDataset(IterableDataset[Any]):
         size = global_size(global_batch_size)
         loader_batch_size = loader_size(loader_batch_size, output)
         check_output(output, decode, transform, collate)
-        dataset = opened(source, name, split=split, snapshot=snapshot, where=where, token=token, tls=tls)
+        dataset = opened(source, name, split=split, snapshot=snapshot, where=where, sql=sql, token=token, tls=tls)
         if pack is not None:
             dataset = dataset.options(pack=pack)
         if columns is not None:  # those of packed sequences, too

@@ -44,6 +44,7 @@ class BowstringMapDataset(TorchDataset[Any]):
         snapshot: Which snapshot, by number or tag; without it, the newest one now.
         columns: Which columns.
         where: Which rows.
+        sql: Likewise, in SQL, as of [Dataset.where][bowstring.Dataset.where].
         decode: As of [BowstringDataset][bowstring.torch.BowstringDataset], like the following.
         transform: A function of a sample.
         collate: A function of the list of a batch's samples.
@@ -61,6 +62,7 @@ class BowstringMapDataset(TorchDataset[Any]):
         snapshot: int | str | None = None,
         columns: Iterable[str] | None = None,
         where: str | None = None,
+        sql: str | None = None,
         decode: str | Decode | Mapping[str, str | Decode] | None = None,
         transform: Callable[[Any], Any] | None = None,
         collate: Callable[[list[Any]], Any] | None = None,
@@ -71,7 +73,7 @@ class BowstringMapDataset(TorchDataset[Any]):
         if on_decode_error != "raise":
             raise ValueError(f"on_decode_error: got {on_decode_error!r}; with random access only 'raise' is possible")
         dataset = opened(
-            source, name, split=split, snapshot=snapshot, columns=columns, where=where, token=token, tls=tls
+            source, name, split=split, snapshot=snapshot, columns=columns, where=where, sql=sql, token=token, tls=tls
         )
         self._dataset, self._steps = steps_for(dataset, decode, transform, collate, on_decode_error)
         # Read only where they do not follow one another; and shared, so that workers do not each have a copy.
