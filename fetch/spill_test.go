@@ -123,8 +123,9 @@ func TestSpilledBlobsAreNotReadAgain(t *testing.T) {
 	req := shuffled("ds", 1, 0)
 	drain(t, e, open(t, e, req), ticket(req, 0))
 	until(t, "all is in the spill", func() bool { return cache.Stats().Entries == images })
-	if n := far.reads.Load(); n != images {
-		t.Errorf("%d reads for %d images", n, images)
+	// On a busy machine a read may be silent for so long that it is attempted again, which NoHedge does not prevent.
+	if n, again := far.reads.Load(), e.Stats().Retries; n < images || n > images+again {
+		t.Errorf("%d reads for %d images, %d attempts again", n, images, again)
 	}
 	far.reads.Store(0)
 	for epoch := range uint64(3) {
@@ -133,16 +134,19 @@ func TestSpilledBlobsAreNotReadAgain(t *testing.T) {
 			drain(t, e, open(t, e, req), ticket(req, 0))
 		}
 	}
-	if n := far.reads.Load(); n != 0 {
-		t.Errorf("%d blobs were read again from the store", n)
-	}
 	st := e.Stats()
+	if n := far.reads.Load(); n > st.Retries {
+		t.Errorf("%d blobs were read again from the store, %d attempts again", n, st.Retries)
+	}
 	// Blobs that are prefetched into the spill while the stream's goroutine waits for a CPU are no misses of the stream.
-	if st.SpillReads < 6*images || st.Reads-images > 4 { // chunks of the manifest
-		t.Errorf("%d blobs came from the spill, %d from the store", st.SpillReads, st.Reads)
+	// The first reads of a stream may share what the stream before it still holds.
+	if st.SpillReads+st.SharedReads+st.Retries < 6*images || st.Reads-images-st.Retries > 4 { // chunks of the manifest
+		t.Errorf("%d blobs came from the spill, %d from the store, %d were shared, %d attempts again",
+			st.SpillReads, st.Reads, st.SharedReads, st.Retries)
 	}
 	ds := st.Spill.Datasets["ds@1"]
-	if ds.Hits != st.SpillReads || ds.Hits+ds.Misses > 7*images || ds.Misses > images || ds.Stored != images {
+	if ds.Hits < st.SpillReads || ds.Hits > st.SpillReads+st.Retries || ds.Hits+ds.Misses > 7*images+st.Retries ||
+		ds.Misses > images+st.Retries || ds.Stored != images {
 		t.Errorf("%+v", ds)
 	}
 }
