@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import random
 import socket
 from pathlib import Path
@@ -20,17 +19,26 @@ def first_given() -> int:
         return IANA
 
 
-def free_port(address: str = "127.0.0.1") -> int:
-    """A port that no process listens on.
+reserved: list[socket.socket] = []  # of this process, until it ends
 
-    No connection gets it by chance, as many as other processes make until something listens there: a Cassandra needs
-    half a minute to begin, and a server that is killed comes again on the same port.
+
+def free_port(address: str = "127.0.0.1") -> int:
+    """A port that no process listens on, for one server of this process.
+
+    The process reserves the port until it ends: it keeps a socket bound to it, with SO_REUSEADDR, and does not listen.
+    A server that sets SO_REUSEADDR too, as servers do, can bind the port and listen, also after it was killed.
+    No connection gets the port by chance, and no other call gets it, in this process or in another: a Cassandra needs
+    half a minute to listen, and meanwhile many processes choose ports.
     """
     first = first_given()
-    for port in random.sample(range(LEAST, first), min(100, max(0, first - LEAST))):
-        with contextlib.suppress(OSError), socket.socket() as s:  # one that somebody has
-            s.bind((address, port))
-            return port
-    with socket.socket() as s:  # connections may get any
-        s.bind((address, 0))
+    for port in (*random.sample(range(LEAST, first), min(100, max(0, first - LEAST))), 0):  # 0: the system chooses
+        s = socket.socket()
+        try:
+            s.bind((address, port))  # without SO_REUSEADDR, so that it fails if another process has reserved the port
+        except OSError:
+            s.close()
+            continue
+        s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        reserved.append(s)
         return int(s.getsockname()[1])
+    raise OSError(f"no port of {address} is free")
