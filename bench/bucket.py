@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from harness import Context, lab
@@ -31,15 +31,15 @@ def served(binary: Path, root: Path, *options: str | Path) -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def linked(binary: Path, url: str, links: dict[str, float | None]) -> Iterator[dict[str, str]]:
-    """The server's URL by the name of the link that leads to it. A link has its round trip in ms; None is no link."""
+def linked(binary: Path, url: str, links: Mapping[str, float | Wire | None]) -> Iterator[dict[str, str]]:
+    """The server's URL by the name of the link that leads to it, or that of its round trip in ms; None is no link."""
     proxies = Links(binary)
     try:
         found = {}
-        for name, rtt_ms in links.items():
+        for name, link in links.items():
             found[name] = url
-            if rtt_ms is not None:
-                proxies.link(name, Wire(rtt_ms))
+            if link is not None:
+                proxies.link(name, link if isinstance(link, Wire) else Wire(link))
                 found[name] = f"http://{proxies.proxy(name, name, url.removeprefix('http://'))}"
         yield found
     finally:

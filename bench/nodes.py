@@ -43,10 +43,17 @@ DATASET = "samples"
 
 @dataclass(frozen=True)
 class Wire:
-    """A link: round trip in milliseconds, bytes a second in each direction (0: no limit)."""
+    """A link: round trip in milliseconds and by how much it may be longer, bytes a second in each direction.
+
+    `window` has the bytes of a connection that may be unacknowledged; 0 is no limit of each. `loss` is the share of
+    packets that are lost, and needs a window.
+    """
 
     latency_ms: float = 0
     bytes_per_s: int = 0
+    jitter_ms: float = 0
+    window: int = 0
+    loss: float = 0
 
 
 class Links:
@@ -72,7 +79,16 @@ class Links:
 
     def link(self, name: str, wire: Wire) -> None:
         """Make a link."""
-        self.do(link={"name": name, "rtt_us": round(1000 * wire.latency_ms), "bytes_per_s": wire.bytes_per_s})
+        self.do(
+            link={
+                "name": name,
+                "rtt_us": round(1000 * wire.latency_ms),
+                "jitter_us": round(1000 * wire.jitter_ms),
+                "bytes_per_s": wire.bytes_per_s,
+                "window": wire.window,
+                "loss": wire.loss,
+            }
+        )
 
     def proxy(self, name: str, link: str, to: str) -> str:
         """Open a proxy and return its address."""

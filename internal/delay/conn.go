@@ -3,6 +3,7 @@ package delay
 import (
 	"errors"
 	"io"
+	"math"
 	"net"
 	"os"
 	"sync"
@@ -24,7 +25,10 @@ type conn struct {
 	// Received data.
 	readWindow window
 	acks       marks
-	readHeld   time.Duration // until when the bottleneck serves this connection
+	readHeld   time.Duration // until when the bottleneck serves this connection, or a lost packet is sent again
+	losses     uint64        // packets of received data that were lost
+	nextLoss   float64       // received bytes until the next one is lost
+	sentAgain  int           // received bytes until a loss holds Read again: those in flight with the last one
 
 	// Sent data.
 	sendWindow window
@@ -152,11 +156,18 @@ func (c *conn) hasRead(n int, err error) error {
 	defer c.mu.Unlock()
 	if n > 0 {
 		now := c.link.now()
+		whole := now // when the bytes are there, what was lost among them included
+		if c.lose(n) {
+			whole = c.link.round(now + c.link.config.RTT)
+		}
 		if c.readWindow.size > 0 {
 			c.readWindow.used += n
-			c.acks.add(c.link.round(now+c.link.config.RTT), n)
+			c.acks.add(c.link.round(whole+c.link.config.RTT), n)
 		}
 		_, c.readHeld = c.link.down.send(now, int64(n))
+		if whole > now {
+			c.readHeld = max(c.readHeld, whole)
+		}
 		for now < c.readHeld && !c.closed && !c.reader.expired(now) {
 			c.wait(&c.reader, c.readHeld, now)
 			now = c.link.now()
@@ -167,6 +178,33 @@ func (c *conn) hasRead(n int, err error) error {
 	}
 	return err
 }
+
+// lose reports whether Read is held for a packet among n received bytes that was lost. All
+// that is lost of one window is sent again within one round trip, so that it holds Read
+// once. The caller holds c.mu.
+func (c *conn) lose(n int) bool {
+	if c.link.config.Loss == 0 {
+		return false
+	}
+	again := c.sentAgain > 0
+	c.sentAgain = max(0, c.sentAgain-n)
+	if c.losses == 0 { // no number was drawn yet
+		c.losses++
+		c.nextLoss = c.link.lossless(lossesOf+c.id, c.losses)
+	}
+	lost := false
+	for c.nextLoss -= float64(n); c.nextLoss <= 0; lost = true {
+		c.losses++
+		c.nextLoss += c.link.lossless(lossesOf+c.id, c.losses)
+	}
+	if lost && !again {
+		c.sentAgain = int(c.link.config.Window)
+	}
+	return lost && !again
+}
+
+// lossesOf begins the sequences of lost packets, so that none is one of jitters.
+const lossesOf = uint64(1) << 32
 
 // Write implements net.Conn. It returns when b is in the queue.
 func (c *conn) Write(b []byte) (n int, err error) {
@@ -221,6 +259,12 @@ func (c *conn) enqueue(b []byte) {
 	passed, c.sendHeld = c.link.up.send(c.link.now(), int64(len(b)))
 	c.sendWindow.used += len(b)
 	c.sent.push(b)
+	if loss := c.link.config.Loss; loss > 0 {
+		packets := float64((len(b) + packet - 1) / packet)
+		if c.link.share(lossesOf<<1+c.id, c.chunks) < 1-math.Pow(1-loss, packets) {
+			passed += c.link.config.RTT // until it is sent again
+		}
+	}
 	c.due.add(c.arrival(passed), len(b))
 	if c.sender.blocked {
 		c.sender.signal()

@@ -249,7 +249,7 @@ func TestReadAllocatesNothing(t *testing.T) {
 
 func TestConfigCheck(t *testing.T) {
 	for _, bad := range []delay.Config{{RTT: -1}, {Jitter: 2 * time.Hour}, {Bandwidth: -1}, {Window: -1},
-		{SlowShare: 1.5}, {SlowShare: -0.1}, {SlowBy: -1}} {
+		{SlowShare: 1.5}, {SlowShare: -0.1}, {SlowBy: -1}, {Loss: 1, Window: 1}, {Loss: -0.1, Window: 1}, {Loss: 0.1}} {
 		var fault *schema.FieldError
 		if err := bad.Check(); !errors.As(err, &fault) {
 			t.Errorf("%+v: got %v, want a FieldError", bad, err)

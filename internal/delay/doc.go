@@ -16,7 +16,11 @@
 //     was read, or when a sent byte has been delivered: a connection carries at most Window bytes per round trip. As
 //     in TCP, a sender waits for room worth a packet: a sixteenth of the window, at most 64 KiB.
 //   - With SlowStart, the window is 14,600 bytes at first and grows by the acknowledged bytes, up to Window: it
-//     doubles each round trip. There is no loss, and an idle connection keeps its window.
+//     doubles each round trip. An idle connection keeps its window.
+//   - Loss is the share of packets of 1,460 bytes that are lost. A lost packet arrives a round trip later, when it
+//     has been sent again, and all data behind it waits. What is lost of one window is sent again within the same
+//     round trip: Read is held once for it. So with many losses a connection carries at least half a window per
+//     round trip. The window stays what it is, as where congestion control does not take loss for congestion.
 //   - Bandwidth is one bottleneck for each direction, shared by all connections. Chunks of at most 64 KiB or 1 ms
 //     pass it one after another. A connection has one chunk there at a time, so that all get the same share. It may
 //     be up to 1 ms ahead, so that waking late costs no bandwidth.
@@ -32,12 +36,13 @@
 //
 // Data that a server sends without a request, including the end of its stream, takes no time. Answers have no jitter
 // of their own: it is that of their requests. The two directions cannot have different delays or bandwidths. Packets
-// are neither lost nor reordered. Connections share the bottleneck fairly by Reads: a Read of less than a chunk gets
+// are not reordered, and a window does not shrink after a loss. Connections share the bottleneck fairly by Reads: a Read of less than a chunk gets
 // less.
 //
 // # Seed
 //
-// The jitter of the n-th chunk of the k-th dialled connection depends only on Seed, k and n.
+// The jitter of the n-th chunk of the k-th dialled connection, and which of its packets are lost, depend only on Seed,
+// k and n.
 //
 // # Cost
 //

@@ -218,3 +218,60 @@ func TestCloseUnblocksWhatWaitsForALimit(t *testing.T) {
 		})
 	}
 }
+
+// TestLossCostsRoundTrips reads windows of which each loses packets. The bytes behind the first
+// one come a round trip later, and no later, because all packets are sent again together. The
+// bytes before it make room for the next window in time.
+func TestLossCostsRoundTrips(t *testing.T) {
+	const window, rounds = 1 << 20, 20
+	seed := rand.Uint64()
+	t.Logf("seed %d", seed)
+	through(t, delay.Config{RTT: rtt, Window: window, Loss: 0.05, Seed: seed},
+		func(t *testing.T, _ *delay.Link, dial func() (net.Conn, net.Conn)) {
+			client, server := dial()
+			since := clock()
+			go write(t, server, rounds*window)
+			read(t, client, rounds*window)
+			if took := since(); took < rounds*rtt*5/4 || took > rounds*2*rtt {
+				t.Errorf("%d windows with losses took %s, want more than %s, and %s at most", rounds, took, rounds*rtt,
+					rounds*2*rtt)
+			}
+		})
+}
+
+// TestLossIsTheShareOfPackets sends single packets, of which a lost one takes a round trip more.
+func TestLossIsTheShareOfPackets(t *testing.T) {
+	const packets, loss = 2_000, 0.1
+	seed := rand.Uint64()
+	t.Logf("seed %d", seed)
+	for name, fromClient := range map[string]bool{"sent": true, "received": false} {
+		through(t, delay.Config{RTT: rtt, Window: 1460, Loss: loss, Seed: seed},
+			func(t *testing.T, _ *delay.Link, dial func() (net.Conn, net.Conn)) {
+				client, server := dial()
+				from, to := server, client
+				if fromClient {
+					from, to = client, server
+				}
+				late, usual := 0, time.Duration(0)
+				if fromClient {
+					usual = rtt
+				}
+				for range packets {
+					time.Sleep(4 * rtt) // fake: the packet before is acknowledged
+					since := clock()
+					go write(t, from, 1460)
+					read(t, to, 1460)
+					switch took := since(); {
+					case took >= usual+rtt:
+						late++
+					case took > usual+rtt/1000:
+						t.Fatalf("%s: a packet took %s", name, took)
+					}
+				}
+				// Six standard deviations: 0.1 ± 0.04.
+				if share := float64(late) / packets; share < loss-0.04 || share > loss+0.04 {
+					t.Errorf("%s: %v of the packets were late, want %v", name, share, loss)
+				}
+			})
+	}
+}

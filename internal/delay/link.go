@@ -25,6 +25,10 @@ type Config struct {
 	Window int64
 	// SlowStart makes each connection begin with a window of 14,600 bytes.
 	SlowStart bool
+	// Loss is the share of packets that are lost, from 0 to below 1. It needs a Window: what
+	// is lost of one window is sent again together. Blobs read from [Link.Store] know nothing
+	// of it.
+	Loss float64
 	// Seed determines all that is drawn.
 	Seed uint64
 	// SlowShare, from 0 to 1, of the blobs read from [Link.Store] take SlowBy
@@ -52,6 +56,12 @@ func (c *Config) Check() error {
 		if n < 0 {
 			return &schema.FieldError{Field: name, Got: fmt.Sprint(n), Want: "a number of bytes, or 0 for no limit"}
 		}
+	}
+	switch {
+	case !(c.Loss >= 0 && c.Loss < 1): // so written for NaN's sake
+		return &schema.FieldError{Field: "loss", Got: fmt.Sprint(c.Loss), Want: "a share from 0 to below 1"}
+	case c.Loss > 0 && c.Window == 0:
+		return &schema.FieldError{Field: "window", Got: "0", Want: "a number of bytes, because there is loss"}
 	}
 	if !(c.SlowShare >= 0 && c.SlowShare <= 1) { // so written for NaN's sake
 		return &schema.FieldError{Field: "slow-share", Got: fmt.Sprint(c.SlowShare), Want: "a share from 0 to 1"}
@@ -200,6 +210,15 @@ func (l *Link) jitter(sequence, n uint64) time.Duration {
 	}
 	part, _ := bits.Mul64(l.draw(sequence, n), uint64(l.config.Jitter))
 	return time.Duration(part)
+}
+
+// share is the n-th number from 0 to below 1 of a sequence.
+func (l *Link) share(sequence, n uint64) float64 { return float64(l.draw(sequence, n)>>11) / (1 << 53) }
+
+// lossless is how many bytes pass before the n-th lost packet of a sequence, after the one
+// before it.
+func (l *Link) lossless(sequence, n uint64) float64 {
+	return packet * (1 + math.Floor(math.Log1p(-l.share(sequence, n))/math.Log1p(-l.config.Loss)))
 }
 
 // mix is the finalizer of SplitMix64: each bit of x changes half of the result's.

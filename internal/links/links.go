@@ -211,11 +211,12 @@ type Command struct {
 
 // LinkCommand makes a link.
 type LinkCommand struct {
-	Name   string `json:"name"`
-	RTT    int64  `json:"rtt_us"`      // in microseconds
-	Jitter int64  `json:"jitter_us"`   // in microseconds
-	PerSec int64  `json:"bytes_per_s"` // in each direction; 0: no limit
-	Window int64  `json:"window"`      // bytes of a connection that may be unacknowledged; 0: no limit
+	Name   string  `json:"name"`
+	RTT    int64   `json:"rtt_us"`      // in microseconds
+	Jitter int64   `json:"jitter_us"`   // in microseconds
+	PerSec int64   `json:"bytes_per_s"` // in each direction; 0: no limit
+	Window int64   `json:"window"`      // bytes of a connection that may be unacknowledged; 0: no limit
+	Loss   float64 `json:"loss"`        // share of packets; needs a window
 }
 
 // OpenCommand makes a proxy.
@@ -282,7 +283,7 @@ func (b *ProxySet) do(line []byte) (Reply, error) {
 	case c.Link != nil:
 		return Reply{}, b.Link(c.Link.Name, delay.Config{
 			RTT: microseconds(c.Link.RTT), Jitter: microseconds(c.Link.Jitter), Bandwidth: c.Link.PerSec,
-			Window: c.Link.Window,
+			Window: c.Link.Window, Loss: c.Link.Loss,
 		})
 	case c.Open != nil:
 		address, err := b.Open(c.Open.Proxy, c.Open.Link, c.Open.To)
