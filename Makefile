@@ -62,7 +62,7 @@ test: go-check cc-check python-check ## Everything that has to pass: lint, every
 
 .PHONY: nightly
 nightly: go-check cc-check python-check ## The tests that repeat, for hours: all under the race detector and without, gocql itself, fuzzing, soak.
-	@BOWSTRING_TESTS=all $(STAGES) $(PARALLEL) --jobs=1 WORKERS=0 FUZZ_TIME=3m lint nightly-vulnerabilities nightly-go nightly-race nightly-spec nightly-wheels nightly-sbom nightly-image nightly-helm nightly-dali nightly-frameworks nightly-formats nightly-pythons nightly-kubernetes nightly-clients test-cassandra nightly-objects nightly-bucket nightly-bench test-gocql test-faults nightly-churn test-python nightly-python nightly-fuzz nightly-soak
+	@BOWSTRING_TESTS=all $(STAGES) $(PARALLEL) --jobs=1 WORKERS=0 FUZZ_TIME=3m lint nightly-vulnerabilities nightly-go nightly-race nightly-spec nightly-wheels nightly-sbom nightly-image nightly-helm nightly-dali nightly-dlio nightly-frameworks nightly-formats nightly-pythons nightly-kubernetes nightly-clients test-cassandra nightly-objects nightly-bucket nightly-bench test-gocql test-faults nightly-churn test-python nightly-python nightly-fuzz nightly-soak
 
 .PHONY: lint
 lint: lint-go lint-python lint-vulnerabilities site ## golangci-lint with the import rule, ruff and mypy, known vulnerabilities, the documents' references.
@@ -289,6 +289,11 @@ nightly-formats: $(VENV)/.package build/formats/.installed build ## Imports of w
 nightly-dali: $(VENV)/.package build/dali/.installed build ## Pipelines of DALI without a GPU, which is in build/dali.
 	@$(STAGE) nightly-dali env PYTHONPATH=$(CURDIR)/build/dali $(PY) -m pytest tests/python/test_dali.py
 
+# Its NumPy, pandas and pyarrow are older than those of .venv, for TensorFlow's sake.
+.PHONY: nightly-dlio
+nightly-dlio: $(VENV)/.package build/dlio/.installed build ## A workload of DLIO, MLPerf Storage's benchmark, which is in build/dlio.
+	@$(STAGE) nightly-dlio env PYTHONPATH=$(CURDIR)/build/dlio LD_LIBRARY_PATH=$(CURDIR)/build/dlio/lib $(PY) -m pytest tests/python/test_dlio.py
+
 .PHONY: nightly-frameworks
 nightly-frameworks: $(VENV)/.package build/frameworks/.installed build ## JAX on the devices of a mesh, and Lhotse, which are in build/frameworks.
 	@$(STAGE) nightly-frameworks env PYTHONPATH=$(CURDIR)/build/frameworks $(PY) -m pytest tests/python/test_jax.py tests/python/test_frameworks_page.py -k 'jax or lhotse'
@@ -411,6 +416,12 @@ build/dali/.installed: $(VENV)/.test $(REQ)/dali.txt
 	$(VENV)/bin/uv pip install --quiet --python $(PY) --require-hashes --target build/dali -r $(REQ)/dali.txt
 	@touch $@
 
+# dlio.txt is all there is to install; dlio.overrides says what DLIO asks for and is not in it.
+build/dlio/.installed: $(VENV)/.test $(REQ)/dlio.txt
+	@rm -rf build/dlio
+	$(VENV)/bin/uv pip install --quiet --python $(PY) --require-hashes --no-deps --target build/dlio -r $(REQ)/dlio.txt
+	@touch $@
+
 build/frameworks/.installed: $(VENV)/.test $(REQ)/frameworks.txt
 	@rm -rf build/frameworks
 	$(VENV)/bin/uv pip install --quiet --python $(PY) --require-hashes --target build/frameworks -r $(REQ)/frameworks.txt
@@ -477,5 +488,7 @@ lock: $(VENV)/.uv ## Resolve python/requirements/*.in again, with hashes.
 	  --generate-hashes mosaicml.in -o mosaicml.txt
 	cd $(REQ) && ../../$(VENV)/bin/uv pip compile --quiet --upgrade --no-deps --universal --python-version 3.10 \
 	  --generate-hashes formats.in -o formats.txt
+	cd $(REQ) && ../../$(VENV)/bin/uv pip compile --quiet --upgrade --python-version 3.11 --python-platform x86_64-manylinux_2_35 \
+	  --override dlio.overrides --generate-hashes dlio.in -o dlio.txt
 	cd $(REQ) && ../../$(VENV)/bin/uv pip compile --quiet --upgrade --universal --python-version 3.10 --generate-hashes ../pyproject.toml --extra polars pythons.in -o pythons.txt
 	cd $(REQ) && ../../$(VENV)/bin/uv pip compile --quiet --upgrade --resolution lowest-direct --only-binary :all: --python-version 3.10 --generate-hashes ../pyproject.toml --extra polars lowest.in -o lowest.txt
