@@ -62,7 +62,7 @@ test: go-check cc-check python-check ## Everything that has to pass: lint, every
 
 .PHONY: nightly
 nightly: go-check cc-check python-check ## The tests that repeat, for hours: all under the race detector and without, gocql itself, fuzzing, soak.
-	@BOWSTRING_TESTS=all $(STAGES) $(PARALLEL) --jobs=1 WORKERS=0 FUZZ_TIME=3m lint nightly-vulnerabilities nightly-go nightly-race nightly-spec nightly-wheels nightly-sbom nightly-image nightly-helm nightly-dali nightly-dlio nightly-frameworks nightly-formats nightly-pythons nightly-kubernetes nightly-clients test-cassandra nightly-objects nightly-bucket nightly-bench test-gocql test-faults nightly-churn test-python nightly-python nightly-fuzz nightly-soak
+	@BOWSTRING_TESTS=all $(STAGES) $(PARALLEL) --jobs=1 WORKERS=0 FUZZ_TIME=3m lint nightly-vulnerabilities nightly-go nightly-race nightly-spec nightly-wheels nightly-sbom nightly-release nightly-image nightly-helm nightly-dali nightly-dlio nightly-frameworks nightly-formats nightly-pythons nightly-kubernetes nightly-clients test-cassandra nightly-objects nightly-bucket nightly-bench test-gocql test-faults nightly-churn test-python nightly-python nightly-fuzz nightly-soak
 
 .PHONY: lint
 lint: lint-go lint-python lint-vulnerabilities site ## golangci-lint with the import rule, ruff and mypy, known vulnerabilities, the documents' references.
@@ -215,7 +215,7 @@ nightly-python: $(VENV)/.package build ## The part of pytest that is marked nigh
 
 .PHONY: test-quick
 test-quick: $(VENV)/.package build ## The part of pytest that takes no more than a minute.
-	@$(STAGE) test-quick $(PYTEST) -m 'not slow and not nightly and not soak and not image and not clients and not kubernetes and not helm' --junitxml=build/stages/test-quick.xml
+	@$(STAGE) test-quick $(PYTEST) -m 'not slow and not nightly and not soak and not image and not clients and not kubernetes and not helm and not release' --junitxml=build/stages/test-quick.xml
 
 # Files of tests that need no package but those of tests/pythons.sh: no pandas, torch or Ray.
 PLAIN_TESTS := $(addprefix tests/python/test_,arrays.py core.py dtypes.py polars.py client_auth.py cut_off.py errors.py finalizers.py forks.py laptop.py logged.py moving.py polars_filters.py receiving.py silent.py stream.py)
@@ -310,6 +310,10 @@ nightly-kubernetes: $(VENV)/.package $(RENDER) build image ## The chart in a rea
 nightly-sbom: go-check ## The bills of materials, twice: the same bytes come out.
 	@$(STAGE) nightly-sbom sh -e -c '$(GO) -C deploy/sbom test ./...; $(MAKE) sbom; rm -rf build/sbom-once; mv build/sbom build/sbom-once; $(MAKE) sbom; \
 	  diff -r build/sbom build/sbom-once; rm -rf build/sbom-once'
+
+.PHONY: nightly-release
+nightly-release: $(VENV)/.docs $(RENDER) build ## A whole release of a copy of the tree, twice, and what users do with it: verify, install, read a dataset.
+	@$(STAGE) nightly-release $(PY) -m pytest -m release tests/test_release.py
 
 .PHONY: nightly-churn
 nightly-churn: $(VENV)/.package build ## Four real nodes that are killed, stopped, cut off, leave and join: NODE_SEEDS (20) seeds; their view under load for LOAD_MINUTES (10).
@@ -478,6 +482,18 @@ sbom: wheels image ## Write bills of materials (CycloneDX) of the programs, the 
 	@rm -rf build/sbom
 	@$(GO) -C deploy/sbom run . --out $(CURDIR)/build/sbom --version $(VERSION) \
 	  $(CURDIR)/build/release/amd64/bowstring $(CURDIR)/build/release/arm64/bowstring $(CURDIR)/build/image $(CURDIR)/build/wheels/*.whl
+
+# The version that the command line gives is compared with those of the tree, which the artifacts have.
+KEY ?=
+.PHONY: release
+release: $(VENV)/.docs go-check ## All of a release, in build/release/VERSION: make release VERSION=x.y.z KEY=FILE; KEY signs the checksums.
+	@$(PY) tools/release/release.py check '$(VERSION)' '$(KEY)'
+	@rm -rf build/client
+	@$(PY) -m build --no-isolation --outdir build/client python >build/client.log || { cat build/client.log; exit 1; }
+	@$(MAKE) --no-print-directory sbom
+	@$(GO) -C deploy/sbom run . --out $(CURDIR)/build/sbom --version $(VERSION) $(CURDIR)/build/client/*.whl
+	@SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct) $(MAKE) --no-print-directory site
+	@$(PY) tools/release/release.py make '$(VERSION)' '$(KEY)'
 
 .PHONY: lock
 lock: $(VENV)/.uv ## Resolve python/requirements/*.in again, with hashes.
