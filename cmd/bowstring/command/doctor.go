@@ -28,6 +28,8 @@ import (
 type DoctorCmd struct {
 	Address string `arg:"" optional:"" name:"store" type:"store" placeholder:"DIR" help:"Store to look at, as --store names it (default: that one)."`
 	JSON    bool   `name:"json" help:"Print a JSON object."`
+	Support string `type:"path" placeholder:"FILE" help:"Write an archive (.tar.gz) for a bug report, without secrets, and say what it holds. It has the findings, too."`
+	Log     string `type:"path" placeholder:"FILE" help:"With --support, log of the server, whose last mebibyte is added; - for the standard input."`
 }
 
 // Help says what is looked at.
@@ -35,11 +37,15 @@ func (*DoctorCmd) Help() string {
 	return `Looks at what a store stands on and at this machine, changes nothing, and prints a line for each thing: ok, a warning, or a problem, and what to do.
 In Scylla or Cassandra: nodes, versions, clocks, latencies, replication, tables' settings, tablets, transactions and rights. In a directory: the
 file system, its free space, fsync, rights, the index and the segments. Of this machine: limits of files and memory, windows of TCP, and what serve is
-configured with: the spill's disk, certificates near their end, rules, the audit log's disk. The exit status is 1 if there is a problem.`
+configured with: the spill's disk, certificates near their end, rules, the audit log's disk. The exit status is 1 if there is a problem.
+With --support it writes all that a bug report needs to an archive, without secrets, and the exit status is 0.`
 }
 
 // Run prints all findings, and returns an error if one of them is a problem.
 func (c *DoctorCmd) Run(ctx context.Context, app *App) error {
+	if c.Support != "" {
+		return c.writeSupport(ctx, app)
+	}
 	// An argument may name a store that serve does not use.
 	addr := c.Address
 	if addr == "" {
