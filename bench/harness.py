@@ -20,7 +20,7 @@ from typing import Any
 import psutil
 from bounds import BOUNDS, Bound
 from confidence import Interval, interval
-from sizes import SMOKE
+from sizes import SMOKE, sized
 
 MIB = 1 << 20
 
@@ -209,10 +209,14 @@ def median(values: Iterable[float]) -> float:
     return statistics.median(values)
 
 
+# Of `go test -bench`: with -short, benchmarks that are large make little of everything.
+GO_SIZES = sized([], smoke=["-short", "-benchtime=1x", "-count=1"])
+
+
 def go_benchmark(context: Context, case: str, package: str, name: str, *flags: str) -> dict[str, float]:
     """The metrics of a Go benchmark, by unit: medians over its runs, of the worst of its cases."""
     done = subprocess.run(
-        ["go", "test", "-run", "^$", "-bench", f"^{name}$", "-benchmem", *flags, package],  # noqa: S607
+        ["go", "test", "-run", "^$", "-bench", f"^{name}$", "-benchmem", *flags, *GO_SIZES, package],  # noqa: S607
         cwd=context.root,
         check=False,
         capture_output=True,

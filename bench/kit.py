@@ -43,6 +43,15 @@ class Peer:
     workers: int = 2
 
 
+def missing() -> str:
+    """Why the kit cannot be used, or nothing."""
+    try:
+        folder()
+    except RuntimeError as error:
+        return str(error)
+    return ""
+
+
 def folder() -> Path:
     """Where the kit is."""
     kit = Path(os.environ.get("PEERS", ""))

@@ -92,7 +92,13 @@ var locks func() int64
 // BenchmarkEngine is the cost of a sample of 110 KB in the engine: planning,
 // scheduling, the checksum and the assembly of batches. Its store is a driver that
 // costs nothing. us/sample is CPU time.
-func BenchmarkEngine(b *testing.B) { benchmarkEngine(b, 4000, 110_000, 0) }
+func BenchmarkEngine(b *testing.B) {
+	rows := 4000
+	if testing.Short() {
+		rows = 256
+	}
+	benchmarkEngine(b, rows, 110_000, 0)
+}
 
 // BenchmarkEngine4k is the same with samples of 4 KB, whose bytes cost almost nothing.
 func BenchmarkEngine4k(b *testing.B) { benchmarkEngine(b, 40_000, 4_000, 0) }

@@ -6,11 +6,12 @@ import re
 import subprocess
 
 from harness import Context, Figure, Result
+from sizes import sized
 
 TO_HIDDEN = re.compile(r"wrong ways: ways=(\d+) bytes_out=(\d+) distinguishable=(\d+)")
 IN = re.compile(r"wrong ways in: ways=(\d+) bytes_out=(\d+) distinguishable=(\d+)")
 FLOOD = re.compile(r"flood: tokens=(\d+) let_in=(\d+) seconds=([\d.]+)")
-TOKENS = 10_000
+TOKENS = sized(10_000, smoke=100)
 
 
 def run(context: Context) -> Result:

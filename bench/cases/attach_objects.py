@@ -13,28 +13,35 @@ import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from harness import Context, Figure, Result, emit, go_benchmark, lab, median
+from harness import Context, Figure, Result, emit, go_benchmark, lab
+from sizes import sized
 
-OBJECTS = 1_000_000
+OBJECTS = sized(1_000_000, smoke=5_000)
 LATENCY = "20ms"
-TARS, MEMBERS, MEMBER = 250, 100, 200_000  # of the update
-LARGE, EACH, SIZE = 8, 8, 4 << 20  # tars of large members
+TARS, MEMBERS, MEMBER = sized((250, 100, 200_000), smoke=(10, 10, 20_000))  # of the update
+LARGE, EACH, SIZE = sized((8, 8, 4 << 20), smoke=(2, 4, 1 << 20))  # tars of large members
 
 
 def run(context: Context) -> Result:
     """Each part has a server of its own. The time of an update is compared with that of the attachment before it."""
-    rounds = [listed(context) for _ in range(context.rounds)]
-    shares = [updated(context) for _ in range(context.rounds)]
+    seconds: list[float] = []
+    memory: list[float] = []
+    shares: list[float] = []
+    for _ in context.repeat(seconds, shares):
+        took, most = listed(context)
+        seconds.append(took)
+        memory.append(most)
+        shares.append(updated(context))
     races = go_benchmark(
         context, "attach_objects", "./cmd/bowstring/command", "BenchmarkAttachRaces", "-benchtime", "10000x"
     )
     return Result(
         "attach_objects",
         [
-            Figure("seconds", median(r[0] for r in rounds)),
-            Figure("rss_mb", median(r[1] for r in rounds)),
+            Figure("seconds", seconds),
+            Figure("rss_mb", memory),
             Figure("tar_read_share", walked(context)),
-            Figure("update_share", median(shares)),
+            Figure("update_share", shares),
             Figure("wrong", races["wrong"]),
         ],
         {"races_lost": races["lost"]},

@@ -12,16 +12,17 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from harness import Context, Figure, Result, emit, median
+from harness import Context, Figure, Result, emit
+from sizes import sized
 
-CLIPS, SECONDS = 16, 14.0  # as LibriSpeech's
+CLIPS, SECONDS = sized((16, 14.0), smoke=(2, 3.0))  # as LibriSpeech's
 DECODE: list[dict[str, Any]] = [{"Decode": {}}]
 LOG_MEL: list[dict[str, Any]] = [
     *DECODE,
     {"MelSpectrogram": {"n_fft": 400, "hop_length": 160, "n_mels": 80}},
     {"Log": {}},
 ]
-TURN_S = 3.0  # how long a side works at a time
+TURN_S = sized(3.0, smoke=0.1)  # how long a side works at a time
 
 
 def write(folder: Path) -> list[Path]:
@@ -57,8 +58,10 @@ def run(context: Context) -> Result:
     paths, tool = write(context.folder / "audio"), build(context)
     reader = context.root / "bench" / "sound_reader.py"
     dali = context.root / "build" / "dali"
-    rounds = []
-    for _ in range(context.rounds):
+    vs_soundfile: list[float] = []
+    vs_torchaudio: list[float] = []
+    vs_dali: list[float] = []
+    for _ in context.repeat(vs_soundfile, vs_torchaudio, *([vs_dali] if dali.exists() else [])):
         found = {
             "soundfile": rate(sys.executable, reader, "soundfile", str(TURN_S), *paths),
             "flac": rate(tool, "-seconds", str(TURN_S), "-steps", json.dumps(DECODE), *paths),
@@ -67,15 +70,17 @@ def run(context: Context) -> Result:
         }
         if dali.exists():
             found["dali"] = rate(sys.executable, reader, "dali", str(TURN_S), *paths, packages=dali)
+            vs_dali.append(found["log_mel"] / found["dali"])
         emit(case="audio_ops", **{name: round(value, 1) for name, value in found.items()})
-        rounds.append(found)
-    optional = [Figure("vs_dali", median(r["log_mel"] / r["dali"] for r in rounds))] if dali.exists() else []
+        vs_soundfile.append(found["flac"] / found["soundfile"])
+        vs_torchaudio.append(found["log_mel"] / found["torchaudio"])
+    optional = [Figure("vs_dali", vs_dali)] if vs_dali else []
     return Result(
         "audio_ops",
         [
             *optional,
-            Figure("go_flac_vs_soundfile", median(r["flac"] / r["soundfile"] for r in rounds)),
-            Figure("vs_torchaudio", median(r["log_mel"] / r["torchaudio"] for r in rounds)),
+            Figure("go_flac_vs_soundfile", vs_soundfile),
+            Figure("vs_torchaudio", vs_torchaudio),
         ],
         {"clips": CLIPS, "seconds": SECONDS},
     )

@@ -11,12 +11,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from harness import Context, Figure, Result, emit
+from sizes import sized
 
 from .audio_ops import build
 
-CLIPS, SECONDS = 8, 6.0
+CLIPS, SECONDS = sized((8, 6.0), smoke=(1, 2.0))
 MEL: dict[str, Any] = {"n_fft": 400, "hop_length": 160, "n_mels": 80}
-RATES = (8000, 11025, 22050, 44100, 48000)
+RATES = sized((8000, 11025, 22050, 44100, 48000), smoke=(8000, 11025))
 Array = npt.NDArray[np.float32]
 
 

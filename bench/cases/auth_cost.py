@@ -10,11 +10,12 @@ import pyarrow.flight as fl
 from harness import Context, Figure, Readers, Result, emit, median
 from node import Node
 from samples import COUNT, SIZE
+from sizes import sized
 
 from .loopback import stored, ticket
 
-PASSES = 3  # epochs that a round reads
-INFO_S = 1.0  # how long a round asks for infos
+PASSES = sized(3, smoke=1)  # epochs that a round reads
+INFO_S = sized(1.0, smoke=0.1)  # how long a round asks for infos
 OTHERS = 100  # rules that are for others, and looked at before the one that is for the caller
 
 
@@ -52,6 +53,8 @@ def run(context: Context) -> Result:
     rates: dict[str, list[float]] = {"open": [], "known": []}
     firsts: dict[str, list[float]] = {"open": [], "known": []}
     asked: dict[str, list[float]] = {"open": [], "known": []}
+    shares: list[float] = []
+    infos_shares: list[float] = []
     with (
         Node(context.binary, stored(context)) as anybody,
         Node(context.binary, stored(context, "store-known"), *flags) as known,
@@ -63,7 +66,7 @@ def run(context: Context) -> Result:
         }
         for url, environment, _ in sides.values():  # warm
             Readers(url, [ticket(0)], 1, **environment).run()
-        for turn in range(context.rounds):
+        for turn in context.repeat(shares, infos_shares):
             for side in ["open", "known"] if turn % 2 else ["known", "open"]:
                 url, environment, options = sides[side]
                 got = Readers(url, [ticket(turn)], PASSES, **environment).run()
@@ -77,12 +80,14 @@ def run(context: Context) -> Result:
                     first_batch_ms=round(firsts[side][-1], 2),
                     info_per_s=round(asked[side][-1], 1),
                 )
+            shares.append(rates["known"][-1] / rates["open"][-1])
+            infos_shares.append(asked["known"][-1] / asked["open"][-1])
     return Result(
         "auth_cost",
         [
-            Figure("share", median(b / a for a, b in zip(rates["open"], rates["known"], strict=True))),
+            Figure("share", shares),
             Figure("first_batch_ms", median(firsts["known"]) - median(firsts["open"])),
-            Figure("info_per_s", median(b / a for a, b in zip(asked["open"], asked["known"], strict=True))),
+            Figure("info_per_s", infos_shares),
         ],
         {"first_batch_open_ms": round(median(firsts["open"]), 2), "infos_open": round(median(asked["open"]), 1)},
     )

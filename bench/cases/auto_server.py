@@ -9,12 +9,14 @@ from unittest import mock
 
 import bowstring
 from bowstring._local import servers
-from harness import Context, Figure, Result, emit, median
+from harness import Context, Figure, Result, emit
 from node import Node
 from samples import SIZE, image_folder
 from server_kills import killed_at_random
+from sizes import sized
 
-COUNT, BATCH, EPOCHS, KILLS = 2000, 64, 4, 100
+BATCH = 64
+COUNT, EPOCHS, KILLS = sized((2000, 4, 100), smoke=(128, 1, 3))
 
 
 def run(context: Context) -> Result:
@@ -28,13 +30,13 @@ def run(context: Context) -> Result:
     seed = secrets.randbelow(1 << 32)
     with mock.patch.dict(os.environ, settings):
         automatic = bowstring.open(photographs, progress=False)
-        starts = [started() for _ in range(context.rounds)]
+        starts = [started() for _ in context.repeat()]
         node = Node(context.binary, store, "--local", str(context.folder / "by-hand.memory"))
         node.start(f"grpc+unix://{socket}")
         try:
             sides = {"automatic": automatic, "by_hand": bowstring.open(f"{node.url}#photographs")}
-            ratios = []
-            for round_ in range(-1, context.rounds):  # the first one warms
+            ratios: list[float] = []
+            for round_ in context.repeat(ratios, warm=1):
                 sides = dict(reversed(sides.items()))  # neither is always the second
                 rates = {name: rate(dataset) for name, dataset in sides.items()}
                 if round_ >= 0:
@@ -48,8 +50,8 @@ def run(context: Context) -> Result:
     return Result(
         "auto_server",
         [
-            Figure("start_s", median(starts)),
-            Figure("throughput", median(ratios)),
+            Figure("start_s", starts),
+            Figure("throughput", ratios),
             Figure("hangs", found.hangs),
             Figure("wrong", len(found.wrong)),
             Figure("leaked", found.leaked),

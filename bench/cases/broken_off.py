@@ -21,18 +21,20 @@ from typing import Any
 
 import pyarrow.flight as fl
 from cassandra_node import Cassandra
-from harness import MIB, Context, Figure, Result, anonymous_mb, emit
+from harness import CASSANDRA, MIB, Context, Figure, Result, anonymous_mb, emit, needs
 from ports import free_port
 from samples import SIZE, image_folder
 from server import Server
+from sizes import sized
 
 from .tls import Authority
 
-SAMPLES = 256
+SAMPLES = sized(256, smoke=128)
 WAYS = ["leave", "cancel", "deadline", "close", "kill", "cut", "tls", "ring", "operators", "exchange"]
-WARM = 20  # streams of each way beforehand: what a server makes once is there then, and its heap has its size
+# Streams of each way beforehand: what a server makes once is there then, and its heap has its size.
+WARM = sized(20, smoke=2)
 HEAP = {"HEAP": "512m", "MEMTABLE": "64MiB", "JVM": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"}
-QUIET = 5.0
+QUIET = sized(5.0, smoke=2.0)
 SETTLES = 20.0  # seconds that a server has to notice what has become of its clients
 
 
@@ -216,10 +218,11 @@ def _measure(context: Context, store: str, count: int) -> Kept:
         return found - before
 
 
+@needs(CASSANDRA)
 def run(context: Context) -> Result:
     """Each store has servers of its own."""
     stores = ["embedded", "cassandra"]
-    count = max(1, int(os.environ.get("BROKEN_OFF", "2000")) // (len(stores) * len(WAYS)))
+    count = max(1, int(os.environ.get("BROKEN_OFF", sized("2000", smoke="40"))) // (len(stores) * len(WAYS)))
     found = {store: _measure(context, store, count) for store in stores}
     return Result(
         "broken_off",

@@ -14,21 +14,26 @@ from dataclasses import asdict
 
 from cassandra_node import Cassandra
 from churn import churn
-from harness import Context, Figure, Result, emit, median
+from harness import CASSANDRA, Context, Figure, Result, emit, median, needs
 from nodes import Nodes, Wire, spill_bytes, stored
+from sizes import sized
 
-SAMPLES, SIZE, NODES = 1_200, 24_000, 4
+SAMPLES, SIZE, NODES = sized((1_200, 24_000, 4), smoke=(300, 8_000, 3))
 STORE, NET = Wire(latency_ms=3, bytes_per_s=24_000_000), Wire(latency_ms=0.2)
-EVENTS, LONGEST = 4, 8.0
+EVENTS, LONGEST = sized((4, 8.0), smoke=(1, 2.0))
 LOAD = 8  # processes that compute, for each processor that this one may use
 CHANGED = "the nodes of the cluster are others now"
 HEAP = {"HEAP": "512m", "MEMTABLE": "64MiB"}
 
 
+@needs(CASSANDRA)
 def run(context: Context) -> Result:
     """Each seed has a cluster of its own."""
-    first, seeds = int(os.environ.get("NODE_SEEDS_FROM", "1")), int(os.environ.get("NODE_SEEDS", "20"))
-    minutes = float(os.environ.get("LOAD_MINUTES", "10"))
+    first, seeds = (
+        int(os.environ.get("NODE_SEEDS_FROM", "1")),
+        int(os.environ.get("NODE_SEEDS", sized("20", smoke="1"))),
+    )
+    minutes = float(os.environ.get("LOAD_MINUTES", sized("10", smoke="0.05")))
     found = []
     spills = [spill_bytes(SAMPLES / 2, SIZE)] * NODES
     with Cassandra(context.folder / "cassandra-churn", **HEAP) as cassandra:
@@ -44,7 +49,7 @@ def run(context: Context) -> Result:
             if minutes:
                 with Nodes(context.binary, uri, context.folder / "churn-load", spills, far=STORE, net=NET) as nodes:
                     changes = false_changes(nodes, 60 * minutes)
-    others = [share for o in found for share in o.others] or [1.0]
+    others = [share for o in found for share in o.others] or [1.0]  # events may be too short for one
     return Result(
         "churn",
         [

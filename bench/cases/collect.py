@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from harness import Context, Figure, Result, go_benchmark
+import os
+
+from harness import CASSANDRA, Context, Figure, Result, go_benchmark, needs
+from sizes import sized
 
 
+@needs(CASSANDRA)
 def run(context: Context) -> Result:
     """Make the snapshots on a real node, and collect them once over the delaying link."""
+    os.environ.setdefault("SNAPSHOTS", sized("10000", smoke="100"))
     metrics = go_benchmark(
         context, "collect", "./fetch/store/cql", "BenchmarkCollect", "-tags", "cassandra", "-benchtime", "1x"
     )

@@ -13,15 +13,16 @@ from collections.abc import Iterator
 from typing import Any
 
 import pyarrow.flight as fl
-from harness import Context, Figure, Result, emit, median
+from harness import Context, Figure, Result, emit
 from node import Node
 from ports import free_port
+from sizes import sized
 
 from .loopback import stored, ticket
 from .observe import read
 
-VIEWERS = 10
-SECONDS = 15.0
+VIEWERS = sized(10, smoke=2)
+SECONDS = sized(15.0, smoke=2.0)
 
 
 def fetch(url: str) -> bytes:
@@ -63,7 +64,7 @@ def views(url: str, done: threading.Event) -> Iterator[dict[str, Any]]:
 
 @contextlib.contextmanager
 def watched(url: str, viewers: int) -> Iterator[None]:
-    """Have viewers viewer on."""
+    """Have some viewers."""
     done = threading.Event()
 
     def work() -> None:
@@ -128,7 +129,7 @@ def run(context: Context) -> Result:
     url = f"http://127.0.0.1:{port}/console/"
     ratios: list[float] = []
     with Node(context.binary, stored(context, "store-console"), f"--admin=127.0.0.1:{port}") as node:
-        seen = max(visible(node, url) for _ in range(3))
+        seen = max(visible(node, url) for _ in range(sized(3, smoke=1)))
         reading = threading.Event()
 
         def load() -> None:
@@ -142,7 +143,7 @@ def run(context: Context) -> Result:
         finally:
             reading.set()
             worker.join()
-        for turn in range(context.rounds):
+        for turn in context.repeat(ratios):
             rates = {}
             for viewers in (0, VIEWERS) if turn % 2 else (VIEWERS, 0):
                 with watched(url, viewers):
@@ -156,7 +157,7 @@ def run(context: Context) -> Result:
             Figure("visible_s", seen),
             Figure("kb_gzipped", kb),
             Figure("difference", off),
-            Figure("cost", 1 - median(ratios)),
+            Figure("cost", [1 - ratio for ratio in ratios]),
         ],
         {"viewers": VIEWERS, "ratios": ratios},
     )

@@ -10,11 +10,12 @@ import time
 from pathlib import Path
 
 from cassandra_node import Cassandra
-from harness import Context, Figure, Result, emit
+from harness import CASSANDRA, Context, Figure, Result, emit, needs
+from sizes import sized
 
 from .loopback import stored
 
-KILLS = 5  # on each way
+KILLS = sized(5, smoke=1)  # on each way
 
 
 def copy(context: Context, source: str | Path, target: str | Path) -> dict[str, float]:
@@ -50,6 +51,7 @@ def contents(context: Context, store: Path) -> bytes:
     return path.read_bytes()
 
 
+@needs(CASSANDRA)
 def run(context: Context) -> Result:
     """Copy there and back, and compare every row."""
     first, last = stored(context, "store-copied"), context.folder / "store-copied-back"

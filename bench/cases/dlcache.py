@@ -20,6 +20,7 @@ import speech
 from harness import Context, Figure, Result, emit, median
 from ready import read
 from server import Server
+from sizes import sized
 
 from .image_ops import SERVED, folder, pillow12
 
@@ -28,6 +29,7 @@ SCALE = 16
 STEPS = (0.5, 1.0, 1.5, 2.0, 2.5, 3.0)
 # By media: workers, batches and steps of the authors; the batches of a cell, 100 with `all`.
 GRID: dict[str, dict[str, tuple[tuple[int, ...], tuple[int, ...], tuple[float, ...], int]]] = {
+    "smoke": {"image": ((1,), (256,), (0.5,), 2), "audio": ((1,), (64,), (0.5,), 2)},
     "try": {"image": ((4,), (256,), (2.5,), 8), "audio": ((8,), (128,), (2.5,), 8)},
     "some": {"image": ((2, 4), (256, 1024), (0.5, 2.5), 32), "audio": ((4, 8), (64, 512), (0.5, 2.5), 32)},
     "all": {
@@ -35,7 +37,8 @@ GRID: dict[str, dict[str, tuple[tuple[int, ...], tuple[int, ...], tuple[float, .
         "audio": ((8,), (64, 128, 256, 512), STEPS, 100),
     },
 }
-COUNTS = {"image": 2048, "audio": 512}  # samples of each media; a cell that reads more begins again
+# Samples of each media; a cell that reads more begins again.
+COUNTS = sized({"image": 2048, "audio": 512}, smoke={"image": 64, "audio": 16})
 
 
 def photographs(context: Context) -> Path:
@@ -72,7 +75,7 @@ def cell(context: Context, server: Server, store: Path, files: Path, spec: dict[
 
 def run(context: Context) -> Result:
     """Every cell once a round, sides in rotation, with the median of each."""
-    grid = GRID[os.environ.get("DLCACHE", "some")]
+    grid = GRID[os.environ.get("DLCACHE", sized("some", smoke="smoke"))]
     gains, walls = [], []
     for media, (workers, sizes, steps, batches) in grid.items():
         files = photographs(context) if media == "image" else speech.folder(context, COUNTS["audio"])
@@ -83,7 +86,7 @@ def run(context: Context) -> Result:
             for count, size, step in product(workers, sizes, steps):
                 spec = {"media": media, "workers": count, "batch": size // SCALE, "step_s": step / SCALE}
                 spec["batches"] = min(batches, COUNTS[media] // (size // SCALE))
-                found = [cell(context, server, store, files, spec) for _ in range(context.rounds)]
+                found = [cell(context, server, store, files, spec) for _ in context.repeat()]
                 gain, wall = median(f["gain"] for f in found), median(f["wall"] for f in found)
                 emit(case="dlcache", **spec, gain=round(gain, 2), wall=round(wall, 3))
                 gains.append(gain)

@@ -17,17 +17,19 @@ import pyarrow.flight as fl
 from harness import MIB, Context, Figure, Result, TimedReaders, emit, go_benchmark, median
 from node import Node
 from server import HEADER, INDEX, Server
+from sizes import sized
 
 # Datasets: rows and bytes of a sample. Blobs are read of the first alone to calibrate.
 CALIBRATED = "mixed"
+PART = sized(1, smoke=10)  # what the rows are divided by
 SIZES = {
-    CALIBRATED: (600, (4_000, 200_000)),
-    "small": (6000, (20_000,)),
-    "photos": (1500, (110_000,)),
-    "large": (400, (400_000,)),
+    CALIBRATED: (600 // PART, (4_000, 200_000)),
+    "small": (6000 // PART, (20_000,)),
+    "photos": (1500 // PART, (110_000,)),
+    "large": (400 // PART, (400_000,)),
     # For explain_fresh.
-    "thumbs": (8000, (9_000, 15_000)),
-    "scans": (700, (250_000,)),
+    "thumbs": (8000 // PART, (9_000, 15_000)),
+    "scans": (700 // PART, (250_000,)),
 }
 LINKS = {  # round trip and bytes a second of the store
     "near": ("5ms", 80_000_000),
@@ -37,7 +39,7 @@ LINKS = {  # round trip and bytes a second of the store
     "edge": ("12ms", 60_000_000),
     "wide": ("80ms", 25_000_000),
 }
-CALIBRATE_S = 6
+CALIBRATE_S = sized(6, smoke=1)
 AT_MOST_S = 60  # for a job
 CORES = 1  # that are left to the server: the other one is the consumers'
 
@@ -178,6 +180,7 @@ def measured(server: Server, s: Setting) -> tuple[float, str]:
 
 def errors_of(context: Context, case: str, settings: list[Setting]) -> tuple[list[float], int]:
     """Calibrate each link once, then explain and run each setting on a server of its own; errors, the least first."""
+    settings = settings[: sized(len(settings), smoke=2)]
     store = stored(context, settings)
     rates = {}
     for link in {s.link: None for s in settings}:
@@ -212,5 +215,5 @@ def run(context: Context) -> Result:
             Figure("limits_right", right),
             Figure("table_error", table["table_error"]),
         ],
-        details={"settings": len(SETTINGS), "error_median": median(errors), "error_max": errors[-1]},
+        details={"settings": len(errors), "error_median": median(errors), "error_max": errors[-1]},
     )

@@ -5,16 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 from cassandra_node import stored as in_cassandra
-from harness import MIB, Context, Figure, Result, TimedReaders, emit, median, shuffled, throughput
+from harness import CASSANDRA, MIB, Context, Figure, Result, TimedReaders, emit, median, needs, shuffled, throughput
 from server import Server
+from sizes import sized
 
 from .loopback import stored
 
 RTT, BANDWIDTH = "20ms", "200MB"  # of all connections together, a second
-SECONDS, SKIP = 10, 3
+SECONDS, SKIP = sized((10.0, 3.0), smoke=(1.5, 0.5))
 BATCH = 16  # small, so that a batch more or less in the time is no difference
-MANY, MANY_BATCH = 100, 4
-STREAMS, BUDGET = 64, 512 * MIB
+MANY, MANY_BATCH = sized((100, 4), smoke=(4, 4))
+STREAMS, BUDGET = sized((64, 512 * MIB), smoke=(4, 64 * MIB))
 
 
 def job(seed: int, epoch: int, ranks: int = 1) -> list[dict[str, Any]]:
@@ -67,26 +68,33 @@ def memory(context: Context, uri: str) -> float:
         return peak - BUDGET / MIB
 
 
+@needs(CASSANDRA)
 def run(context: Context) -> Result:
     """A simulated store behind a narrow link for the shares; Cassandra for the memory, which is all the server's."""
-    found, few, many, costs = [], [], [], []
+    even: list[float] = []
+    of_four: list[float] = []
+    few: list[float] = []
+    many: list[float] = []
+    costs: list[float] = []
     with Server(context.binary, stored(context), rtt=RTT, bandwidth=BANDWIDTH) as server:
         throughput(server.url, SECONDS, SKIP, *job(1, 0))  # warms
-        for round_ in range(context.rounds):
-            found.append(shares(server.url, 1000 * round_))
+        for round_ in context.repeat(even, few, many):
+            one, four = shares(server.url, 1000 * round_)
+            even.append(one)
+            of_four.append(four)
             few.append(tenants(server, 1000 * round_, 4))
             many.append(tenants(server, 1000 * round_, MANY, MANY_BATCH))
             costs += [stalled_cost(server.url, 1000 * (2 * round_ + i)) for i in range(2)]  # a small difference
     with in_cassandra(context) as node:
-        over = [memory(context, node.uri()) for _ in range(3)]
+        over = [memory(context, node.uri()) for _ in range(sized(3, smoke=1))]
     return Result(
         "fairness",
         [
-            Figure("slower_share", median(s for s, _ in found)),
-            Figure("slower_share_tenants", median(few)),
-            Figure("slower_share_1_and_100", median(many)),
-            Figure("stalled_cost", median(costs)),
+            Figure("slower_share", even),
+            Figure("slower_share_tenants", few),
+            Figure("slower_share_1_and_100", many),
+            Figure("stalled_cost", costs),
             Figure("rss_over_budget_mb", max(over)),
         ],
-        {"slower_share_1_and_4": round(median(s for _, s in found), 3)},
+        {"slower_share_1_and_4": round(median(of_four), 3)},
     )

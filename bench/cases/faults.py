@@ -12,9 +12,9 @@ import pyarrow.flight as fl
 from harness import Context, Figure, Result, emit
 from node import Node
 from photos import write_all
+from sizes import sized
 
-COUNT = 400
-DAMAGED, BOMBS = 4, 4  # a hundredth each
+COUNT, DAMAGED, BOMBS = sized((400, 4, 4), smoke=(40, 1, 1))  # a hundredth each
 OPERATORS = {"image": [{"Decode": {}}, {"RandomResizedCrop": {"size": [224, 224]}}, {"ToImage": {}}]}
 
 
@@ -73,11 +73,11 @@ def run(context: Context) -> Result:
     store, spoilt = stored(context)
     wrong = crashes = 0
     with Node(context.binary, store) as server, fl.connect(server.url) as client:
-        for epoch in range(context.rounds):
+        for epoch in context.repeat():
             wrong += len(nulls(client, "clean", epoch))
         clean = peak_mb(server.pid)
         try:
-            for epoch in range(context.rounds):
+            for epoch in context.repeat():
                 wrong += len(nulls(client, "bench", epoch) ^ spoilt)
             grown = peak_mb(server.pid) - clean
         except (fl.FlightUnavailableError, OSError, StopIteration) as error:

@@ -6,16 +6,19 @@ epoch, and then goes on in new processes to the end of it: Grain, and FSDP with 
 
 from __future__ import annotations
 
-from harness import Context, Figure, Result, emit
+from harness import Context, Figure, Result, emit, needs, package
 from node import Node
 from programs import PROGRAMS, Found, judged, stop_and_go_on, trained_on
 from samples import image_folder
+from sizes import sized
 
 COUNT, SIZE = 600, 4_000
 BATCH = 50  # so that there are 12 steps, and none is padded
 STOP = 15  # steps
+PROGRAMS_RUN = sized(len(PROGRAMS), smoke=1)
 
 
+@needs(package("torch"))
 def run(context: Context) -> Result:
     """Each framework, one after another."""
     store, source = context.folder / "store-frameworks", context.folder / "images-frameworks"
@@ -24,7 +27,7 @@ def run(context: Context) -> Result:
     found: dict[str, Found] = {}
     with Node(context.binary, store) as node:
         wanted = set(range(COUNT))
-        for name, program in PROGRAMS.items():
+        for name, program in list(PROGRAMS.items())[:PROGRAMS_RUN]:
             folder = context.folder / f"trainer-{program}"
             stop_and_go_on(program, node.url, "small", folder, STOP, batch=BATCH, split="")
             found[name] = judged(trained_on(folder), wanted)

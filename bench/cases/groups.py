@@ -71,8 +71,10 @@ def reads(server: Server) -> int:
 def run(context: Context) -> Result:
     """Interleave the mesh, a rank alone, and four ranks that each read for themselves."""
     local = ["--local", str(context.folder / "socket")]
-    shares, apart, ratios, differing, ways = [], [], [], 0, set()
-    for round_ in range(context.rounds):
+    ratios: list[float] = []
+    shares: list[float] = []
+    apart, differing, ways = [], 0, set()
+    for round_ in context.repeat(ratios, shares):
         with Server(context.binary, stored(context), *local, rtt=RTT, bandwidth=BANDWIDTH) as server:
             before = reads(server)
             mesh = read(server, {"mesh": f"dp={DP},tp={TP}"}, range(DP * TP), round_)
@@ -101,9 +103,9 @@ def run(context: Context) -> Result:
     return Result(
         "groups",
         [
-            Figure("reads_ratio", median(ratios)),
+            Figure("reads_ratio", ratios),
             Figure("differing_steps", differing),
-            Figure("group_share", median(shares)),
+            Figure("group_share", shares),
         ],
         {"beside_all_different": round(median(apart), 2), "ways": sorted(ways), "mb": round(COUNT * SIZE / 1e6)},
     )

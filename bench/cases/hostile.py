@@ -17,10 +17,11 @@ from harness import Context, Figure, Result, Stream, TimedReaders, anonymous_mb,
 from ports import free_port
 from samples import COUNT, SIZE, image_folder
 from server import Server
+from sizes import sized
 
 LIMIT_MB = 2048
-ALONE_S, ATTACK_S, AFTER_S = 12, 60, 10
-WARM_S = 2  # of the time alone, not counted
+ALONE_S, ATTACK_S, AFTER_S = sized((12, 60, 10), smoke=(4, 3, 3))
+WARM_S = sized(2, smoke=1)  # of the time alone, not counted
 BACK = 0.8  # of its throughput alone, and a stream has it again
 OPTIONS = ("--window-memory=512MiB",)
 

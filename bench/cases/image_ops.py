@@ -17,11 +17,12 @@ from node import Node
 from photos import PHOTOGRAPHS, photograph
 from PIL import Image
 from ready import read
+from sizes import sized
 
-SECONDS = 3.0
-PHOTOS = 64
-LARGE = 8  # photographs of 2,000 x 1,500
-SERVED, EPOCHS = 256, 4  # photographs that go through Flight, and how often
+SECONDS = sized(3.0, smoke=0.2)
+PHOTOS = sized(64, smoke=4)
+LARGE = sized(8, smoke=2)  # photographs of 2,000 x 1,500
+SERVED, EPOCHS = sized((256, 4), smoke=(16, 1))  # photographs that go through Flight, and how often
 
 
 def large(context: Context) -> Path:
@@ -88,7 +89,7 @@ def dali(context: Context) -> Path:
 
 
 def side(context: Context, name: str, photos: Path) -> float:
-    """Images per processor second of a Python side."""
+    """Images per CPU second of a Python side."""
     env = dict(os.environ)
     if name == "pillow":
         env["PYTHONPATH"] = str(pillow12(context))
@@ -117,7 +118,7 @@ def flight(context: Context, server: Node) -> float:
 
 
 def alone(context: Context, photos: Path, passes: int, sides: dict[str, list[float]]) -> float:
-    """Images per processor second of the operators; adds the ratio to each side's."""
+    """Images per CPU second of the operators; adds the ratio to each side's."""
     os.environ["BOWSTRING_PHOTOS"] = str(photos)
     flags = (f"-benchtime={passes}x", "-count=1")
     ours = go_benchmark(context, "image_ops", "./fetch/operators/images", "BenchmarkRecipe", *flags)["images/cpu-s"]
@@ -134,21 +135,22 @@ def run(context: Context) -> Result:
     if dali(context).exists():
         small["dali"] = []
     big: dict[str, list[float]] = {"pillow": []}
-    rates, delivered = [], []
+    delivered: list[float] = []
+    rates = []
     with Node(context.binary, stored(context)) as server:
-        for _ in range(context.rounds):
+        for _ in context.repeat(*small.values(), *big.values(), delivered):
             rates.append(alone(context, folder(context), 1500, small))
             alone(context, large(context), 100, big)
             delivered.append(flight(context, server))
-    optional = [Figure("vs_dali_cpu", median(small["dali"]))] if "dali" in small else []
+    optional = [Figure("vs_dali_cpu", small["dali"])] if "dali" in small else []
     return Result(
         "image_ops",
         [
             *optional,
-            Figure("vs_pillow", median(small["pillow"])),
-            Figure("vs_torchvision", median(small["torchvision"])),
-            Figure("large_vs_pillow", median(big["pillow"])),
-            Figure("flight_vs_pillow", median(delivered)),
+            Figure("vs_pillow", small["pillow"]),
+            Figure("vs_torchvision", small["torchvision"]),
+            Figure("large_vs_pillow", big["pillow"]),
+            Figure("flight_vs_pillow", delivered),
         ],
         details={"images_per_cpu_s": median(rates)},
     )

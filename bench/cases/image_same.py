@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from harness import Context, Figure, Result
+from sizes import sized
 
 from .image_ops import folder, pillow12
 
-EPOCHS = 3
+EPOCHS = sized(3, smoke=1)
 STEPS = [
     {"name": "Decode"},
     {"name": "RandomResizedCrop", "params": {"size": 224}},

@@ -9,12 +9,17 @@ from __future__ import annotations
 from harness import Context, Figure, Result, emit, median
 from ready import read
 from server import Server, spill
+from sizes import sized
 
 from .image_ops import SERVED, pillow12, stored
 
 RTT = "20ms"
-THREADS = 16  # of each worker
-EPOCHS = {"bowstring": 4, "workers": 1, "threads": 2}  # of a round, after one to warm up
+THREADS = sized(16, smoke=2)  # of each worker
+EPOCHS = {
+    "bowstring": sized(4, smoke=1),
+    "workers": 1,
+    "threads": sized(2, smoke=1),
+}  # of a round, after one to warm up
 
 
 def run(context: Context) -> Result:
@@ -27,7 +32,7 @@ def run(context: Context) -> Result:
         Server(context.binary, stored(context), *flags, rtt=RTT) as ours,
         Server(context.binary, stored(context, "store-plain"), rtt=RTT) as far,
     ):
-        for _ in range(context.rounds):
+        for _ in context.repeat(*gains.values()):
             found = {
                 "bowstring": read("bowstring", ours.url, ours.pid, epochs=EPOCHS["bowstring"], workers=0),
                 "workers": read("store", far.url, pillow=pillow, epochs=EPOCHS["workers"]),
@@ -41,8 +46,8 @@ def run(context: Context) -> Result:
     return Result(
         "imagenet_like",
         [
-            Figure("gain", median(gains["workers"])),
-            Figure("gain_threads", median(gains["threads"])),
+            Figure("gain", gains["workers"]),
+            Figure("gain_threads", gains["threads"]),
         ],
         {"samples_per_s": round(median(rates), 1)},
     )

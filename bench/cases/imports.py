@@ -32,8 +32,9 @@ def run(context: Context) -> Result:
     source = context.folder / "imagefolder"
     image_folder(source, COUNT, SIZE)
     store = context.folder / "import-store"
-    rates, disks, amplifications = [], [], []
-    for _ in range(context.rounds):
+    rates: list[float] = []
+    disks, amplifications = [], []
+    for _ in context.repeat(rates):
         shutil.rmtree(store, ignore_errors=True)
         disks.append(write_rate(context))
         start = time.perf_counter()
@@ -60,8 +61,8 @@ def run(context: Context) -> Result:
     return Result(
         "import",
         [
-            Figure("mb_per_s", median(rates)),
-            Figure("write_amplification", median(amplifications)),
+            Figure("mb_per_s", rates),
+            Figure("write_amplification", amplifications),
         ],
         {"disk_mb_per_s": round(median(disks), 1)},
     )

@@ -9,24 +9,40 @@ import subprocess
 import sysconfig
 import time
 import venv
+from pathlib import Path
 
-from harness import Context, Figure, Result, emit
+from harness import Context, Figure, Need, Result, emit, needs
+from sizes import sized
 
 MACHINE = {"x86_64": "amd64", "aarch64": "arm64"}[platform.machine()]
-PHOTOGRAPHS = 320
+PHOTOGRAPHS = sized(320, smoke=64)
 
 
+ROOT = Path(__file__).parent.parent.parent
+WHEELS, LAYOUT = ROOT / "build" / "wheels", ROOT / "build" / "image"
+
+
+def wheel() -> Path | None:
+    """The wheel of this machine."""
+    wheels = sorted(WHEELS.glob(f"*_{platform.machine()}.whl"))
+    return wheels[0] if len(wheels) == 1 else None
+
+
+def missing() -> str:
+    """Why there is nothing to install."""
+    return "" if wheel() and LAYOUT.exists() else "no wheel or no image: run `make wheels image` first"
+
+
+@needs(Need("wheels and image", missing))
 def run(context: Context) -> Result:
     """Take what `make wheels image` left. Its dependencies are installed already: torch alone is gigabytes."""
-    wheels = sorted((context.root / "build" / "wheels").glob(f"*_{platform.machine()}.whl"))
-    layout = context.root / "build" / "image"
-    if len(wheels) != 1 or not layout.exists():
-        message = "no wheel or no image: run `make wheels image` first"
-        raise RuntimeError(message)
+    package = wheel()
+    if not package:
+        raise RuntimeError(missing())
     environment = context.folder / "environment"
     venv.create(environment, with_pip=True)
     begun = time.monotonic()
-    install = ["-m", "pip", "install", "--quiet", "--no-deps", "--no-index", str(wheels[0])]
+    install = ["-m", "pip", "install", "--quiet", "--no-deps", "--no-index", str(package)]
     subprocess.run([environment / "bin" / "python", *install], check=True)
     seconds = time.monotonic() - begun
     (site,) = environment.glob("lib/python*/site-packages")
@@ -44,11 +60,11 @@ def run(context: Context) -> Result:
     demo = time.monotonic() - begun
     if "every sample came exactly once an epoch" not in done.stdout:
         raise RuntimeError(done.stdout + done.stderr)
-    index = json.loads((layout / "index.json").read_text())
+    index = json.loads((LAYOUT / "index.json").read_text())
     (digest,) = (m["digest"] for m in index["manifests"] if m["platform"]["architecture"] == MACHINE)
-    manifest = json.loads((layout / "blobs" / digest.replace(":", "/")).read_text())
+    manifest = json.loads((LAYOUT / "blobs" / digest.replace(":", "/")).read_text())
     image = sum(layer["size"] for layer in manifest["layers"]) / 1e6
-    emit(case="install", wheel_mb=round(wheels[0].stat().st_size / 1e6, 1), install_s=round(seconds, 1))
+    emit(case="install", wheel_mb=round(package.stat().st_size / 1e6, 1), install_s=round(seconds, 1))
     return Result(
         "install",
         [Figure("demo_s", round(seconds + demo, 1)), Figure("image_mb", round(image, 1))],

@@ -13,12 +13,13 @@ from harness import Context, Figure, Result, emit, median
 from ready import read
 from samples import SIZE
 from server import Server, spill
+from sizes import sized
 from speech import stored
 
 RTT = "20ms"
-CLIPS, BATCH = 256, 16
-THREADS = 16  # of each worker
-EPOCHS = {"bowstring": 2, "workers": 1, "threads": 1}  # of a round, after one to warm up
+CLIPS, BATCH = sized((256, 16), smoke=(16, 4))
+THREADS = sized(16, smoke=2)  # of each worker
+EPOCHS = {"bowstring": sized(2, smoke=1), "workers": 1, "threads": 1}  # of a round, after one to warm up
 ROOM = 4.0 * CLIPS * 450_000 / SIZE  # of the spill, in photographs
 
 
@@ -32,7 +33,7 @@ def run(context: Context) -> Result:
         Server(context.binary, stored(context, "store-speech", CLIPS), *flags, rtt=RTT) as ours,
         Server(context.binary, stored(context, "store-speech-plain", CLIPS), rtt=RTT) as far,
     ):
-        for _ in range(context.rounds):
+        for _ in context.repeat(*gains.values()):
             found = {
                 "bowstring": read("bowstring", ours.url, ours.pid, epochs=EPOCHS["bowstring"], workers=0, **usual),
                 "workers": read("store", far.url, epochs=EPOCHS["workers"], **usual),
@@ -46,8 +47,8 @@ def run(context: Context) -> Result:
     return Result(
         "librispeech_like",
         [
-            Figure("gain", median(gains["workers"])),
-            Figure("gain_threads", median(gains["threads"])),
+            Figure("gain", gains["workers"]),
+            Figure("gain_threads", gains["threads"]),
         ],
         {"samples_per_s": round(median(rates), 1)},
     )

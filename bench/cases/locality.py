@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 
-from harness import Context, Figure, Result, emit
+from harness import GO_SIZES, Context, Figure, Result, emit
 
 LINE = re.compile(r"Benchmark(Locality|Position)/(\S+?)(?:-\d+)?\s+\d+\s+([\d.]+) ns/op(.*)")
 METRIC = re.compile(r"(-?[\d.e+-]+) (moved2?|error)\b")
@@ -23,6 +23,7 @@ def run(context: Context) -> Result:
             "^(BenchmarkPosition|BenchmarkLocality)$",
             "-benchtime",
             "1000000x",
+            *GO_SIZES,
             "./fetch/plan",
         ],
         cwd=context.root,

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.flight as fl
 from harness import Context, Figure, Load, Result, emit, median, shuffled
 from server import Server
+from sizes import sized
 
 from .loopback import stored
 
@@ -18,11 +19,11 @@ from .loopback import stored
 # processor that is to be measured.
 RTT, BANDWIDTH = "20ms", "60MB"
 PAUSE = 0.5  # seconds after each batch
-CONNECTIONS = 8
-EACH = 16  # streams of a kind
+CONNECTIONS = sized(8, smoke=2)
+EACH = sized(16, smoke=2)  # streams of a kind
 STREAMS = 4 * EACH
-CALLS, GAP = 300, 0.01
-SETTLE_S = 3
+CALLS, GAP = sized(300, smoke=20), 0.01
+SETTLE_S = sized(3, smoke=1)
 # Rank 3 of 6 has no row of a global batch of four rows. It has one of a last step of three: a row in 50,001 steps.
 ROWS = 200_003
 BARREN: dict[str, Any] = {"batch": 4, "world": {"size": 6}, "rank": 3, "epochs": 2**31 - 1, "remainder": "uneven"}
@@ -112,7 +113,7 @@ def run(context: Context) -> Result:
                 nothing_ms=nothing_p99,
             )
 
-        for _ in range(context.rounds):
+        for _ in context.repeat():
             measure("alone")
             with Load(server.url, CONNECTIONS, streams()) as load:
                 time.sleep(SETTLE_S)

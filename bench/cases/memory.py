@@ -8,17 +8,31 @@ from typing import Any
 
 from cassandra_node import stored as in_cassandra
 from cassandra_node import warm
-from harness import MIB, Context, Figure, Load, Result, TimedReaders, anonymous_mb, emit, median, shuffled
+from harness import (
+    CASSANDRA,
+    MIB,
+    Context,
+    Figure,
+    Load,
+    Result,
+    TimedReaders,
+    anonymous_mb,
+    emit,
+    median,
+    needs,
+    shuffled,
+)
 from samples import COUNT
 from server import Server
+from sizes import sized
 
 from .hostile import Watch
 
-STREAMS, CONNECTIONS = 256, 8
+STREAMS, CONNECTIONS = sized((256, 8), smoke=(8, 2))
 BUDGET = 256 * MIB
 BATCH_BYTES = [16 * MIB, 64 * MIB, 256 * MIB, 1024 * MIB]  # in turn; an epoch of 438 MB in one batch, where it fits
 ORDERS = ["strict", "window:1048576", "free"]
-SETTLE_S = 10  # in which the windows fill
+SETTLE_S = sized(10, smoke=1)  # in which the windows fill
 AT_MOST_S = 300  # for an epoch
 
 
@@ -71,11 +85,12 @@ def measure(context: Context, uri: str, round_: int) -> tuple[float, float]:
     return watch.peak_mb - BUDGET / MIB, loaded / alone
 
 
+@needs(CASSANDRA)
 def run(context: Context) -> Result:
     """Cassandra holds the samples, so that all that the server has in memory is its own."""
     with in_cassandra(context) as node:
         warm(context.binary, node.uri())
-        found = [measure(context, node.uri(), r) for r in range(context.rounds)]
+        found = [measure(context, node.uri(), r) for r in context.repeat()]
     return Result(
         "memory",
         [Figure("rss_over_budget_mb", max(over for over, _ in found))],

@@ -6,7 +6,7 @@ import json
 import time
 
 import pyarrow.flight as fl
-from harness import Context, Figure, Readers, Result, anonymous_mb, emit, median
+from harness import Context, Figure, Readers, Result, anonymous_mb, emit
 from node import Node
 
 from .million import ROWS, stored
@@ -17,8 +17,10 @@ COLUMNS = ["id", "label", "width", "height", "score", "file_name"]
 def run(context: Context) -> Result:
     """A new server each round: what it costs right after a restart is part of the case."""
     store = stored(context)
-    rates, opens, heaps, wheres = [], [], [], []
-    for round_ in range(context.rounds):
+    rates: list[float] = []
+    opens: list[float] = []
+    heaps, wheres = [], []
+    for round_ in context.repeat(rates, opens):
         with Node(context.binary, store) as node:
             client = fl.connect(node.url)
             list(client.list_actions())
@@ -53,9 +55,9 @@ def run(context: Context) -> Result:
     return Result(
         "metadata",
         [
-            Figure("rows_per_s", median(rates)),
-            Figure("open_s", median(opens)),
-            Figure("heap_mb", median(heaps)),
-            Figure("where_s", median(wheres)),
+            Figure("rows_per_s", rates),
+            Figure("open_s", opens),
+            Figure("heap_mb", heaps),
+            Figure("where_s", wheres),
         ],
     )

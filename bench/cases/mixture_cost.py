@@ -11,10 +11,11 @@ import psutil
 from harness import Context, Figure, Readers, Result, anonymous_mb, cpu_seconds, emit, median
 from node import Node
 from samples import COUNT, SIZE, image_folder
+from sizes import sized
 
-SOURCES = 64
-STREAMS = 4
-PASSES = 3  # epochs that each stream reads in a round
+SOURCES = sized(64, smoke=8)
+STREAMS = sized(4, smoke=2)
+PASSES = sized(3, smoke=1)  # epochs that each stream reads in a round
 BATCH = 64
 
 
@@ -85,8 +86,10 @@ def measure(context: Context, of: dict[str, Any]) -> dict[str, float]:
 def run(context: Context) -> Result:
     """Interleave both."""
     rounds = []
-    for _ in range(context.rounds):
+    ratios: list[float] = []
+    for _ in context.repeat(ratios):
         rounds.append((measure(context, WHOLE), measure(context, MIXED)))
+        ratios.append(rounds[-1][1]["gb_per_s"] / rounds[-1][0]["gb_per_s"])
         emit(case="mixture_cost", one=rounds[-1][0], mixed=rounds[-1][1])
 
     def difference(name: str) -> float:
@@ -98,7 +101,7 @@ def run(context: Context) -> Result:
     return Result(
         "mixture_cost",
         [
-            Figure("throughput", ratio("gb_per_s")),
+            Figure("throughput", ratios),
             Figure("memory_mb", difference("memory_mb")),
             Figure("threads", difference("threads")),
         ],

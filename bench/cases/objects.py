@@ -9,18 +9,19 @@ from typing import Any
 
 import kit
 from bucket import attach, linked, served
-from harness import Context, Figure, Result, emit, median, shuffled, throughput
+from harness import Context, Figure, Need, Result, emit, median, needs, shuffled, throughput
 from kit import Peer, PeerError
 from samples import COUNT, SIZE
 from server import Server, spill
+from sizes import sized
 
 LINKS: dict[str, float | None] = {"0ms": None, "20ms": 20.0, "150ms": 150.0}  # round trips in milliseconds
 # A link without latency: what 150 ms cost by themselves is the difference to it, as carrying bytes takes a processor.
 NEAR, FAR = "near", "150ms"
 SAMPLES = int(os.environ.get("OBJECTS", COUNT))
-BATCH = 256
+BATCH = sized(256, smoke=16)
 SERIAL = {"0ms": 4, "20ms": 2, "150ms": 1}  # batches read one sample at a time: one takes 6 s and 45 s
-SECONDS, SKIP = 8, 3  # of steady reading
+SECONDS, SKIP = sized((8.0, 3.0), smoke=(1.5, 0.5))  # of steady reading
 OURS = {"bowstring": "tars", "bowstring-files": "files"}  # what is attached
 FORMATS = {"tars": "wds", "files": "files"}  # the kit's names
 SERIALLY = Peer("serial", "torch_s3", workers=1)
@@ -93,6 +94,7 @@ class Bench:
         return rate
 
 
+@needs(Need("the kit of peers", kit.missing))
 def run(context: Context) -> Result:
     """Interleave all sides over all links."""
     data = context.folder / "objects"
@@ -105,8 +107,8 @@ def run(context: Context) -> Result:
         bench = Bench(context, data, urls)
         bench.left_out |= {name: missing[step] for name, step in NEEDS.items() if step in missing}
         rounds: list[dict[str, dict[str, Found]]] = []
-        ratios = []
-        for round_ in range(context.rounds):
+        ratios: list[float] = []
+        for round_ in context.repeat(ratios):
             found: dict[str, dict[str, Found]] = {link: {} for link in (*LINKS, NEAR)}
             jobs: list[tuple[str, Any]] = [(link, side) for link in LINKS for side in (*OURS, SERIALLY, *PEERS)]
             jobs += [(NEAR, side) for side in OURS]
@@ -158,7 +160,7 @@ def result(rounds: list[dict[str, dict[str, Found]]], ratios: list[float], left_
             Figure("vs_shuffled", min(best["shuffled"])),
             Figure("vs_all", min(best["all"])),
             Figure("vs_serial", min(details[f"vs_serial_{link}"] for link in LINKS)),
-            Figure("ratio_150ms", median(ratios)),
+            Figure("ratio_150ms", ratios),
             Figure("first_batch_rtts", max(far)),
         ],
         {**details, "samples": SAMPLES, "left_out": left_out},

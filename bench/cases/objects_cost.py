@@ -13,12 +13,13 @@ from bucket import attach, served
 from harness import Context, Figure, Result, TimedReaders, cpu_seconds, emit, median
 from samples import image_folder
 from server import Server
+from sizes import sized
 
 from .tls import Authority
 
-COUNT, SIZE = 4_000, 100_000
-SHARD = 500  # samples
-SECONDS = int(os.environ.get("SECONDS_EACH", "8"))
+COUNT, SIZE = sized(4_000, smoke=200), 100_000
+SHARD = sized(500, smoke=50)  # samples
+SECONDS = int(os.environ.get("SECONDS_EACH", sized("8", smoke="1")))
 
 # Spans are of a run in order through shards, single ranges of a shuffle of objects that are samples. The server keeps
 # nothing on disk: all goes from socket to socket.
@@ -77,6 +78,7 @@ def run(context: Context) -> Result:
     pair = [f"--tls-cert={authority.folder / 'server.pem'}", f"--tls-key={authority.folder / 'server.key'}"]
     os.environ["AWS_CA_BUNDLE"] = str(authority.folder / "ca.pem")
     found: dict[str, list[Cost]] = {side: [] for side in SIDES}
+    costs: dict[str, list[float]] = {side: [] for side in SIDES}  # the figure of each
     store = context.folder / "objects-cost-store"
     with contextlib.ExitStack() as stack:
         for side, options in {"http": [], "tls": pair}.items():
@@ -87,20 +89,21 @@ def run(context: Context) -> Result:
         server = stack.enter_context(Server(context.binary, store))
         for side in SIDES:  # connects, and takes the memory
             TimedReaders(server.url, 2, [{"ticket": ticket(side)}]).run()
-        for round_ in range(context.rounds):
+        for round_ in context.repeat(*costs.values()):
             for side in sorted(SIDES, reverse=round_ % 2 == 1):
                 found[side].append(cost(server, ticket(side)))
+                costs[side].append(found[side][-1].us_per_sample if side == "ranges" else found[side][-1].s_per_gb)
                 emit(case="objects_cost", side=side, **{k: round(v, 4) for k, v in vars(found[side][-1]).items()})
     return Result(
         "objects_cost",
         [
-            Figure("http_s_per_gb", median(c.s_per_gb for c in found["http"])),
-            Figure("tls_s_per_gb", median(c.s_per_gb for c in found["tls"])),
-            Figure("us_per_range", median(c.us_per_sample for c in found["ranges"])),
+            Figure("http_s_per_gb", costs["http"]),
+            Figure("tls_s_per_gb", costs["tls"]),
+            Figure("us_per_range", costs["ranges"]),
         ],
         {
-            f"{side}_{name}": round(median(getattr(c, name) for c in costs), 3)
-            for side, costs in found.items()
+            f"{side}_{name}": round(median(getattr(c, name) for c in of_side), 3)
+            for side, of_side in found.items()
             for name in ("mb_per_s", "requests", "share")
         },
     )

@@ -13,10 +13,11 @@ from harness import Context, Figure, Readers, Result, cpu_seconds, emit, go_benc
 from node import Node
 from ports import free_port
 from samples import COUNT, SIZE
+from sizes import sized
 
 from .loopback import stored, ticket
 
-PASSES = 3
+PASSES = sized(3, smoke=1)
 
 
 def scrape(port: int) -> str:
@@ -66,7 +67,8 @@ def run(context: Context) -> Result:
         ) as observed,
     ):
         scrapes = 0
-        for turn in range(context.rounds):
+        ratios: list[float] = []
+        for turn in context.repeat(ratios):
             sides = ["plain", "observed"] if turn % 2 else ["observed", "plain"]
             for side in sides:
                 pid = (plain if side == "plain" else observed).pid
@@ -82,9 +84,10 @@ def run(context: Context) -> Result:
                 emit(
                     case="observe", side=side, gb_per_s=round(rates[side][-1], 3), cpu_s_per_gb=round(cpu[side][-1], 3)
                 )
+            ratios.append(rates["observed"][-1] / rates["plain"][-1])
         text = scrape(port)
     series = sum(1 for line in text.splitlines() if line and not line.startswith("#"))
-    cost = 1 - median([b / a for a, b in zip(rates["plain"], rates["observed"], strict=True)])
+    cost = [1 - ratio for ratio in ratios]
     engine = go_benchmark(context, "observe", "./fetch", "BenchmarkTraced", "-benchtime=20000x", "-count=3")
     names = len(set(re.findall(r"^# TYPE (bowstring_\S+)", text, re.MULTILINE)))
     return Result(

@@ -8,17 +8,19 @@ from collections.abc import Iterator
 
 import numpy as np
 from corpus import document_lengths
-from harness import Context, Figure, Result, emit, go_benchmark
+from harness import Context, Figure, Result, emit, go_benchmark, needs, package
+from sizes import sized
 
 LENGTH, RANKS, ROWS = 4096, 8, 8  # tokens of a sequence; ranks; sequences of each in a step: as BenchmarkPackCorpus
 BINS = RANKS * ROWS  # that Grain fills at a time, at each rank: as many as a step has at all
 
 
+@needs(package("grain"))
 def run(context: Context) -> Result:
     """Pack the sources of Python's standard library, by plans and by Grain."""
     import grain  # with all that it brings
 
-    lengths = document_lengths()
+    lengths = document_lengths()[:: sized(1, smoke=10)]
     file = context.folder / "lengths"
     file.write_text("\n".join(map(str, lengths)))
     os.environ["PACK_LENGTHS"] = str(file)

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 from harness import Context, Figure, Result, emit
 from node import Node
 from nodes import Links, Wire
+from sizes import sized
 from speech import stored as speech
 
 from .audio_ops import LOG_MEL
@@ -30,13 +31,14 @@ CROP: list[dict[str, Any]] = [
     {"RandomHorizontalFlip": {}},
     {"ToImage": {}},
 ]
+CELLS = sized("", smoke="image, near, idle")
 WIRES = {
     "near": Wire(),
     "1Gbit": Wire(latency_ms=0.5, bytes_per_s=125_000_000),
     "100Mbit": Wire(latency_ms=0.5, bytes_per_s=12_500_000),
 }
-FIXED_S, AUTO_S = 3.0, 15.0  # what finds out has to live with what it has tried
-CLIPS = 64
+FIXED_S, AUTO_S = sized((3.0, 15.0), smoke=(0.5, 1.0))  # what finds out has to live with what it has tried
+CLIPS = sized(64, smoke=16)
 BUSY = 2  # programs beside the server
 
 
@@ -108,11 +110,11 @@ def run(context: Context) -> Result:
                 for name, wire in WIRES.items():
                     links.link(name, wire)
                     proxies[name] = links.proxy(name, name, f"127.0.0.1:{server.port}")
-                for _ in range(context.rounds):
+                for _ in context.repeat():
                     for name, proxy in proxies.items():
                         for programs in (0, BUSY):
                             cell = f"{kind.name}, {name}, {'busy' if programs else 'idle'}"
-                            if os.environ.get("PLACEMENT", "") not in cell:
+                            if os.environ.get("PLACEMENT", CELLS) not in cell:
                                 continue
                             with busy(programs, theirs):
                                 found = {

@@ -5,13 +5,23 @@ from __future__ import annotations
 import re
 import subprocess
 
-from harness import Context, Figure, Result, emit
+from harness import GO_SIZES, Context, Figure, Result, emit
 
 
 def run(context: Context) -> Result:
     """Run the package's benchmarks and take the slowest size."""
     out = subprocess.run(
-        ["go", "test", "-run", "^$", "-bench", "^(BenchmarkPosition|BenchmarkPlanIndex)$", "-benchmem", "./fetch/plan"],  # noqa: S607
+        [  # noqa: S607
+            "go",
+            "test",
+            "-run",
+            "^$",
+            "-bench",
+            "^(BenchmarkPosition|BenchmarkPlanIndex)$",
+            "-benchmem",
+            *GO_SIZES,
+            "./fetch/plan",
+        ],
         cwd=context.root,
         check=True,
         capture_output=True,

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 
 from harness import Context, Figure, Result, emit
+from sizes import sized
 
 JOBS = ("1", "4")
+EPOCHS, SAMPLES = sized((10, 2000), smoke=(3, 200))
 CACHES = ("10%", "25%", "50%", "75%")
 
 
@@ -15,9 +17,10 @@ def run(context: Context) -> Result:
     ratios: list[float] = []
     beaten = True
     four_jobs: dict[str, list[float]] = {}
-    for seed in range(1, context.rounds + 1):
+    for round_ in context.repeat():
+        seed = round_ + 1
         out = context.lab(
-            *("policy", "--json", "--epochs", "10", "--samples", "2000", "--seed", str(seed)),
+            *("policy", "--json", "--epochs", str(EPOCHS), "--samples", str(SAMPLES), "--seed", str(seed)),
             *("--jobs", ",".join(JOBS), "--cache", ",".join(CACHES)),
         )
         rates: dict[tuple[int, float], dict[str, float]] = {}

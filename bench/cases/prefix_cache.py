@@ -11,6 +11,7 @@ from typing import Any
 import pyarrow.flight as fl
 from harness import MIB, Context, Figure, Result, cpu_seconds, emit, median
 from server import Server
+from sizes import sized
 
 from . import audio_ops, image_ops
 
@@ -27,7 +28,7 @@ KINDS: dict[str, tuple[str, list[dict[str, Any]]]] = {
     "audio_masked": ("audio", [*audio_ops.LOG_MEL, {"SpecAugment": SPEC_AUGMENT}]),
 }
 WHOLE = ("image", "audio")
-LATER = 3  # epochs after the first
+LATER = sized(3, smoke=1)  # epochs after the first
 BUDGET = f"{512 * MIB}B"
 
 
@@ -82,7 +83,7 @@ def run(context: Context) -> Result:
     """CPU time of the server in the first epoch of a new spill, and in the mean of those after it."""
     ratios: dict[str, list[float]] = {kind: [] for kind in KINDS}
     differing = 0
-    for _ in range(context.rounds):
+    for _ in context.repeat(*(ratios[kind] for kind in WHOLE)):
         for kind in KINDS:
             wanted = without(context, kind, 1 if kind in WHOLE else 1 + LATER)
             with tempfile.TemporaryDirectory(prefix="spill-", dir=context.folder) as folder:

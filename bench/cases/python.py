@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from harness import Context, Figure, Result
+from harness import Context, Figure, Result, needs, package
 
 
+@needs(package("torch", "ray", "polars"))
 def run(context: Context) -> Result:
     """Run the parts one after another."""
     # Imported here: torch and Ray take seconds, and the other cases do without.

@@ -12,8 +12,9 @@ import polars as pl
 import pyarrow as pa
 from harness import Context, Figure, emit
 from node import Node
+from sizes import sized
 
-ROWS, SIZE = 100_000, 20_000
+ROWS, SIZE = sized(100_000, smoke=5_000), 20_000
 PART = 100  # one row of this number survives
 PIECE = 1_000
 

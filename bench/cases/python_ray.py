@@ -14,14 +14,15 @@ import bowstring.ray
 import pyarrow as pa
 import pyarrow.parquet as pq
 import ray
-from harness import Context, Figure, emit, median
+from harness import Context, Figure, emit
 from node import Node
 from samples import COUNT, SIZE
+from sizes import sized
 
 from .loopback import stored
 
 COLUMNS = ["id", "label", "image"]
-FILES = 16  # as Ray's own writer would make them, of 27 MB each
+FILES = sized(16, smoke=2)  # as Ray's own writer would make them, of 27 MB each
 BATCH = 64
 STORE_BYTES = 1 << 30  # of Ray's object store: twice the samples
 # Ray ends idle workers after a second, and starts others for the next run, which takes longer than the run itself.
@@ -86,7 +87,7 @@ def run(context: Context) -> list[Figure]:
     Ray's own reader of Parquet starts actors for each dataset, which read the files' footers; of so few samples that is
     most of the time. Its older reader does without them: the faster of the two counts.
     """
-    ratios = []
+    ratios: list[float] = []
     with Node(context.binary, stored(context)) as node, cluster():
         dataset = bowstring.connect(node.url).dataset("bench").columns(COLUMNS)
         folder = str(parquet(context, dataset))
@@ -100,11 +101,11 @@ def run(context: Context) -> list[Figure]:
             return consume(side, ray.data.read_parquet(folder))
 
         ours(), files(False), files(True)  # warm
-        for number in range(context.rounds):
+        for number in context.repeat(ratios):
             # The first side alternates, because the second finds the machine as the first has left it.
             if number % 2:
                 theirs, own = max(files(False), files(True)), ours()
             else:
                 own, theirs = ours(), max(files(True), files(False))
             ratios.append(own / theirs)
-    return [Figure("ray_ratio", median(ratios))]
+    return [Figure("ray_ratio", ratios)]

@@ -12,10 +12,11 @@ from typing import Any
 from harness import Context, Figure, Readers, emit, median
 from node import Node
 from samples import COUNT, SIZE
+from sizes import sized
 
 from . import loopback, million
 
-EPOCHS = 8
+EPOCHS = sized(8, smoke=1)
 WORKERS = 2
 BENCH = Path(__file__).parent.parent
 
@@ -70,11 +71,13 @@ def run(context: Context) -> list[Figure]:
     """Interleave plain Flight, BowstringDataset and files; then resume in an epoch of a million samples."""
     store = loopback.stored(context)
     files = str(context.folder / "imagefolder" / "images")
-    same_node, ratios, vs_files = [], [], []
+    same_node: list[float] = []
+    ratios: list[float] = []
+    vs_files: list[float] = []
     with Node(context.binary, store, "--local", str(context.folder / "socket")) as node:
         plain(node.url)  # warm
         loader("files", files)
-        for _ in range(context.rounds):
+        for _ in context.repeat(same_node, ratios, vs_files):
             flight = plain(node.url)
             torch, cpu = loader("bowstring", node.url)
             other, _ = loader("files", files)
@@ -89,16 +92,16 @@ def run(context: Context) -> list[Figure]:
     sizes = []
     with Node(context.binary, million.stored(context)) as node:
         resume(node.url, "first")  # warm
-        for _ in range(context.rounds):
+        for _ in context.repeat():
             for step, found in times.items():
                 got = resume(node.url, step)
                 emit(case="python", part="resume", step=step, **got)
                 found.append(got["resume_ms"])
                 sizes.append(got["state_bytes"])
     return [
-        Figure("torch_ratio", median(same_node)),
-        Figure("torch_ratio_tcp", median(ratios)),
-        Figure("vs_files", median(vs_files)),
+        Figure("torch_ratio", same_node),
+        Figure("torch_ratio_tcp", ratios),
+        Figure("vs_files", vs_files),
         Figure("resume_ms", max(median(found) for found in times.values())),
         Figure("state_bytes", max(sizes)),
     ]

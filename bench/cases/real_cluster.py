@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from cassandra_node import Cassandra
-from harness import Context, Figure, Readers, Result, cpu_seconds, emit, median
+from harness import CASSANDRA, Context, Figure, Readers, Result, cpu_seconds, emit, median, needs
 from job import Ranks, job
 from nodes import DATASET, Nodes, Wire, spill_bytes, stored
 from server import Server
+from sizes import sized
 
-SAMPLES, SIZE = 2_000, 64_000
+SAMPLES, SIZE = sized(2_000, smoke=192), 64_000
 SEED, BATCH, WORLD = 7, 64, 4
 STORE = Wire(latency_ms=5, bytes_per_s=24_000_000)  # far less than the processors could carry
 NET = Wire(latency_ms=0.2)
@@ -30,7 +31,7 @@ class Setting:
     ranks: int = WORLD
     samples: int = SAMPLES
     sample_bytes: int = SIZE
-    epochs: int = 4
+    epochs: int = sized(4, smoke=2)
     batch: int = BATCH
     seed: int = SEED
     assign: str = "plan"
@@ -105,16 +106,18 @@ def check(setting: Setting, found: list[dict[str, Any]]) -> None:
         raise RuntimeError(f"streams broke: {errors}")
 
 
+@needs(CASSANDRA)
 def run(context: Context) -> Result:
     """Four ranks at a lone node and at four, in rotation; caches that hold the dataset together, then half of it."""
     alone: list[float] = []
-    speedups, reads, shares, halves = [], [], [], []
+    speedups: list[float] = []
+    reads, shares, halves = [], [], []
     equal = True
     whole, half = SAMPLES / 3, SAMPLES / 8
     with Cassandra(context.folder / "cassandra-real", **HEAP) as cassandra:
         uri = f"cql://127.0.0.1:{cassandra.port}/real?rf=1"
         with stored(context.binary, uri, SAMPLES, SIZE):
-            for number in range(context.rounds):
+            for number in context.repeat(speedups):
                 took = {}
                 for nodes, room in ((1, whole), (4, whole), (4, half)):
                     setting = Setting(nodes, room)
@@ -133,29 +136,30 @@ def run(context: Context) -> Result:
                         halves.append((1 - sum(store[1:]) / (setting.epochs - 1)) / held)
                 alone.append(took[1, whole])
                 speedups.append(took[1, whole] / took[4, whole])
-            share, ratio = cost(context, uri)
+            peers, cpu = cost(context, uri)
     return Result(
         "real_cluster",
         [
-            Figure("store_reads", median(reads)),
-            Figure("store_share", median(shares)),
-            Figure("speedup", median(speedups)),
-            Figure("belady_ratio", median(halves)),
+            Figure("store_reads", reads),
+            Figure("store_share", shares),
+            Figure("speedup", speedups),
+            Figure("belady_ratio", halves),
             Figure("counts_equal", float(equal)),
-            Figure("peers_share", share),
-            Figure("peers_cpu_ratio", ratio),
+            Figure("peers_share", peers),
+            Figure("peers_cpu_ratio", cpu),
         ],
         {"alone_s": round(median(alone), 2)},
     )
 
 
-PAIRS = 6  # passes of each side: one takes half a second, in which other things happen on a machine, too
+# Passes of each side: one takes half a second, in which other things happen on a machine, too.
+PAIRS = sized(6, smoke=1)
 
 
-def cost(context: Context, uri: str) -> tuple[float, float]:
+def cost(context: Context, uri: str) -> tuple[list[float], list[float]]:
     """The throughput that an unused peer tier costs, and the cost of a read through it.
 
-    Sides take turns, in either order. CPU time is that of servers alone, both nodes together, from warm spills.
+    Sides are in rotation, in either order. CPU time is that of servers alone, both nodes together, from warm spills.
     """
     large = 1 << 30
     small = 16 << 20  # the least: a sixty-fourth of the other one
@@ -193,4 +197,4 @@ def cost(context: Context, uri: str) -> tuple[float, float]:
                 )
             shares.append(rate["owns"] / rate["alone"])
             ratios.append(cpu["asks"] / cpu["owns"])
-    return median(shares), median(ratios)
+    return shares, ratios

@@ -9,8 +9,9 @@ from __future__ import annotations
 import json
 
 from cassandra_node import Cassandra
-from harness import Context, Figure, Result, emit
+from harness import CASSANDRA, Context, Figure, Result, emit, needs
 from nodes import Wire, stored
+from sizes import sized
 
 from .real_cluster import HEAP, SAMPLES, SIZE, Setting, run_setting
 
@@ -38,14 +39,15 @@ SETTINGS = {
 }
 
 
+@needs(CASSANDRA)
 def run(context: Context) -> Result:
     """Run each of them once."""
-    kept = context.root / "build" / "real_cluster_settings.jsonl"
+    kept = context.root / "build" / sized("real_cluster_settings.jsonl", smoke="real_cluster_settings-smoke.jsonl")
     done = 0
     with Cassandra(context.folder / "cassandra-real", **HEAP) as cassandra:
         uri = f"cql://127.0.0.1:{cassandra.port}/settings?rf=1"
         with stored(context.binary, uri, SAMPLES, SIZE), kept.open("w") as out:
-            for name, setting in SETTINGS.items():
+            for name, setting in list(SETTINGS.items())[: sized(len(SETTINGS), smoke=2)]:
                 measured = run_setting(context.binary, uri, context.folder / f"setting-{name}", setting)
                 line = {
                     "case": "real_cluster_settings",

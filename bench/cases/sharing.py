@@ -33,13 +33,17 @@ def jobs(context: Context, epoch: int, *seeds: int) -> dict[str, float]:
 
 def run(context: Context) -> Result:
     """Interleave one job and two of different seeds."""
-    rounds = [(jobs(context, r, 1), jobs(context, r, 1, 2)) for r in range(context.rounds)]
+    rounds = []
+    reads: list[float] = []
+    for r in context.repeat(reads):
+        rounds.append((jobs(context, r, 1), jobs(context, r, 1, 2)))
+        reads.append(rounds[-1][1]["reads"] / rounds[-1][0]["reads"])
 
     def ratio(name: str) -> float:
         return median(two[name] / one[name] for one, two in rounds)
 
     return Result(
         "sharing",
-        [Figure("reads_ratio", ratio("reads"))],
+        [Figure("reads_ratio", reads)],
         {"bytes_ratio": round(ratio("read_bytes"), 3), "seconds_ratio": round(ratio("seconds"), 3)},
     )

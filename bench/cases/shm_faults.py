@@ -11,13 +11,14 @@ from pathlib import Path
 
 from harness import Context, Figure, Result, emit
 from server import Server, spill
+from sizes import sized
 
 from .loopback import stored
 
-CLIENTS, SERVERS = 200, 50
+CLIENTS, SERVERS = sized((200, 50), smoke=(4, 2))
 SIDES = {"ring": "shared", "references": "referenced"}  # and how their batches come
 SEED = 7
-ROOM = 400  # photographs that the spill has room for
+ROOM = sized(400, smoke=64)  # photographs that the spill has room for
 READER = """
 import sys, json, hashlib, bowstring
 url, seed = sys.argv[1], int(sys.argv[2])

@@ -13,16 +13,18 @@ from contextlib import AbstractContextManager, contextmanager
 
 import pyarrow.flight as fl
 from cassandra_node import Cassandra
-from harness import Context, Figure, Result, emit
+from harness import CASSANDRA, Context, Figure, Result, emit, needs
 from node import Node
 from nodes import DATASET, Links, Wire, upload
+from sizes import sized
 
-STREAMS = 20
-READ_TIMEOUT = float(os.environ.get("READ_TIMEOUT", "8"))  # seconds
-SAMPLES, SIZE = 2000, 20_000
-WINDOWS = "16MiB"  # less than half of the samples: streams go on asking the store
+STREAMS = sized(20, smoke=4)
+READ_TIMEOUT = float(os.environ.get("READ_TIMEOUT", sized("8", smoke="2")))  # seconds
+SAMPLES, SIZE = sized(2000, smoke=400), 20_000
+WINDOWS = sized("16MiB", smoke="2MiB")  # less than half of the samples: streams go on asking the store
 TIMEOUT = 120.0  # seconds: a stream that has not ended by then counts as one that ends then
-OUTAGE = 45.0  # seconds that the server is stopped: one that comes back is no error of reads that began late
+# Seconds that the server is stopped: one that comes back is no error of reads that began late.
+OUTAGE = sized(45.0, smoke=12.0)
 
 Way = Callable[[Links, Cassandra], AbstractContextManager[float]]
 
@@ -128,6 +130,7 @@ def late(server: Node, links: Links, cassandra: Cassandra, way: Way) -> dict[str
     return {**found, "ended": float(len(streams.at)), "unnamed": float(len(unnamed))}
 
 
+@needs(CASSANDRA)
 def run(context: Context) -> Result:
     """Each way of being silent with a server of its own, over one database."""
     found: dict[str, dict[str, float]] = {}

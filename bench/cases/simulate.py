@@ -15,10 +15,12 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from harness import Context, Figure, Result, emit
+from harness import GO_SIZES, Context, Figure, Result, emit
+from sizes import sized
 
 Json = dict[str, Any]
-NODES, LEARNERS, SAMPLES, BYTES = 256, 1024, 1_281_167, 110_000
+NODES, LEARNERS, BYTES = 256, 1024, 110_000
+SAMPLES = sized(1_281_167, smoke=20_000)
 STORE = 5e9  # bytes a second: what a parallel file system gives all learners together
 LINK = 12.5e9  # of a node: InfiniBand EDR
 
@@ -48,7 +50,7 @@ def imagenet() -> Json:
 def table(context: Context) -> list[dict[str, Any]]:
     """Yang and Cong's speedups: published, by their formulas, by the model of explain, and simulated."""
     done = subprocess.run(
-        ["go", "test", "-run", "^$", "-bench", "^BenchmarkHiPC$", "-benchtime", "1x", "./internal/simulate"],  # noqa: S607
+        ["go", "test", "-run", "^$", "-bench", "^BenchmarkHiPC$", "-benchtime", "1x", *GO_SIZES, "./internal/simulate"],  # noqa: S607
         cwd=context.root,
         check=True,
         capture_output=True,

@@ -17,15 +17,17 @@ from pathlib import Path
 from typing import Any
 
 from cassandra_node import Cassandra
-from harness import Context, Figure, Result, emit
+from harness import CASSANDRA, Context, Figure, Result, emit, needs
 from job import Ranks, job
 from nodes import DATASET, Nodes, Wire, spill_bytes, stored
+from sizes import sized
 
 from .real_cluster import BATCH, HEAP, SAMPLES, SEED, SIZE, Setting, run_setting
 from .real_cluster_settings import ALL, SETTINGS
 from .simulate import Json, simulated
 
-CALIBRATE_S = 4
+MEASURED = sized(len(SETTINGS), smoke=2)  # settings
+CALIBRATE_S = sized(4, smoke=1)
 WINDOW = 128 << 20  # of a node: as bench/nodes.py starts them
 CORES = os.cpu_count() or 1  # which nodes, clients, links and the store share
 
@@ -123,9 +125,10 @@ def errors(real: list[Json], report: Json, setting: Setting) -> tuple[float, flo
     return by_bytes, abs(sum(e["seconds"] for e in epochs_of(report)) - seconds) / seconds
 
 
+@needs(CASSANDRA)
 def run(context: Context) -> Result:
     """Calibrate, measure, simulate and compare."""
-    chosen = [name for name in os.environ.get("SETTINGS", "").split(",") if name] or list(SETTINGS)
+    chosen = [name for name in os.environ.get("SETTINGS", "").split(",") if name] or list(SETTINGS)[:MEASURED]
     if unknown := [name for name in chosen if name not in SETTINGS]:
         raise ValueError(f"SETTINGS: got {', '.join(unknown)}, want some of {', '.join(SETTINGS)}")
     by_bytes: dict[str, float] = {}

@@ -6,7 +6,9 @@ import json
 import subprocess
 
 from harness import Context, Figure, Result
+from sizes import sized
 
+SEEDS = sized(10_000, smoke=50)
 TESTS = "^(TestSimulation|TestPlanted)$"
 
 
@@ -14,7 +16,17 @@ def run(context: Context) -> Result:
     """Run the package's simulation, which writes what came of it."""
     out = context.folder / "simulate_store.json"
     subprocess.run(
-        ["go", "test", "-count=1", "-run", TESTS, "./fetch/store/protocol", "-args", "-seeds=10000", f"-report={out}"],  # noqa: S607
+        [  # noqa: S607
+            "go",
+            "test",
+            "-count=1",
+            "-run",
+            TESTS,
+            "./fetch/store/protocol",
+            "-args",
+            f"-seeds={SEEDS}",
+            f"-report={out}",
+        ],
         cwd=context.root,
         check=False,  # what failed is in the figures
         capture_output=True,

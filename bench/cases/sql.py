@@ -8,9 +8,10 @@ import time
 import bowstring
 from harness import Context, Figure, Result, emit
 from node import Node
+from sizes import sized
 from sql_conditions import differing, table
 
-CONDITIONS, ROWS = 2000, 1000
+CONDITIONS, ROWS = sized((2000, 1000), smoke=(50, 200))
 
 
 def run(context: Context) -> Result:

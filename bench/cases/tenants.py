@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from harness import Context, Figure, Load, Result, TimedReaders, emit, median, shuffled
+from harness import Context, Figure, Load, Result, TimedReaders, emit, shuffled
 from server import Server
+from sizes import sized
 
 from .loopback import stored
 
 RTT, BANDWIDTH = "20ms", "100MB"  # of all connections together, a second
-SECONDS, SKIP = 10, 3
+SECONDS, SKIP = sized((10.0, 3.0), smoke=(2.0, 0.5))
 BATCH = 16  # small, so that a batch more or less in the time is no difference
 WEIGHTS = {"one": 1, "two": 2, "four": 4}
 STREAMS = {"one": 1, "two": 30, "four": 5}
@@ -58,14 +59,15 @@ def run(context: Context) -> Result:
     """A simulated store behind a narrow link, which is what there is to share."""
     file = context.folder / "tenants.yaml"
     file.write_text(TENANTS)
-    errors, costs = [], []
+    errors: list[float] = []
+    costs: list[float] = []
     with Server(context.binary, stored(context), f"--tenants={file}", rtt=RTT, bandwidth=BANDWIDTH) as server:
         error(server.url, 0)  # warms
-        for round_ in range(context.rounds):
+        for round_ in context.repeat():
             errors.append(error(server.url, 1000 * (round_ + 1)))
             costs.append(cost(server.url, 1000 * (round_ + 1) + 500))
     return Result(
         "tenants",
-        [Figure("error", median(errors)), Figure("quota_cost", median(costs))],
+        [Figure("error", errors), Figure("quota_cost", costs)],
         {},
     )

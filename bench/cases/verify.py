@@ -8,12 +8,13 @@ import subprocess
 import threading
 from pathlib import Path
 
-from harness import Context, Figure, Result, emit, median, shuffled, throughput
+from harness import Context, Figure, Result, emit, shuffled, throughput
 from server import Server
+from sizes import sized
 
 from .loopback import stored
 
-SECONDS, SKIP = 8, 2
+SECONDS, SKIP = sized((8.0, 2.0), smoke=(1.5, 0.5))
 
 
 class Verifying:
@@ -50,9 +51,10 @@ class Verifying:
 def run(context: Context) -> Result:
     """Interleave verification alone, a stream alone, and both."""
     verified, served = stored(context, "store-verified"), stored(context, "store-served")
-    rates, shares = [], []
+    rates: list[float] = []
+    shares: list[float] = []
     with Server(context.binary, served) as server:
-        for round_ in range(-1, context.rounds):  # the first one warms
+        for round_ in context.repeat(shares, warm=1):
             found = json.loads(context.bowstring("verify", verified, "--json"))
             ticket = shuffled(seed=7, epoch=1000 * (round_ + 1))
             alone = throughput(server.url, SECONDS, SKIP, ticket)[0]
@@ -72,8 +74,8 @@ def run(context: Context) -> Result:
     return Result(
         "verify",
         [
-            Figure("gb_per_s", median(rates)),
-            Figure("stream_share", median(shares)),
+            Figure("gb_per_s", rates),
+            Figure("stream_share", shares),
         ],
         {"processors": os.cpu_count()},
     )

@@ -5,20 +5,22 @@ from __future__ import annotations
 from typing import Any
 
 from cassandra_node import stored, warm
-from harness import Context, Figure, Result, Stream, TimedReaders, emit, median, shuffled
+from harness import CASSANDRA, Context, Figure, Result, Stream, TimedReaders, emit, median, needs, shuffled
 from samples import SIZE
 from server import Server, spill
+from sizes import sized
 
 from .latency import WINDOW
 
 LINKS = ("20ms", "150ms")  # round trips
-BATCH, COMPUTE = 64, 0.040  # seconds that the consumer computes for a batch; it sleeps
+BATCH, COMPUTE = sized(64, smoke=8), 0.040  # seconds that the consumer computes for a batch; it sleeps
 BANDWIDTH = BATCH * SIZE / COMPUTE / 2  # bytes a second: half of what it could use
-STEPS = 30  # batches of an epoch
+STEPS = sized(30, smoke=3)  # batches of an epoch
 PHOTOGRAPHS = STEPS * BATCH
-EPOCHS = 4  # the first of which is not counted: it is what fills the spill
+EPOCHS = sized(4, smoke=2)  # the first of which is not counted: it is what fills the spill
 COUNTED = (EPOCHS - 1) * PHOTOGRAPHS
-SERIAL = {"20ms": 11, "150ms": 5}  # batches read one sample at a time, by link; one takes 1.4 s and 10 s
+# Batches read one sample at a time, by link; one takes 1.4 s and 10 s.
+SERIAL = sized({"20ms": 11, "150ms": 5}, smoke={"20ms": 2, "150ms": 2})
 AT_MOST_S = 300
 
 
@@ -56,6 +58,7 @@ def waits(context: Context, uri: str, rtt: str, epoch: int) -> dict[str, float]:
     return {**found, "hit_rate": engine["spill_reads"] / COUNTED}
 
 
+@needs(CASSANDRA)
 def run(context: Context) -> Result:
     """Interleave a window of reads without a spill and with one, on each link; one read at a time is measured once."""
     found: dict[str, list[dict[str, float]]] = {rtt: [] for rtt in LINKS}
@@ -63,7 +66,7 @@ def run(context: Context) -> Result:
         emit(case="wait", warm_mb_per_s=[round(r) for r in warm(context.binary, node.uri())])
         alone = {rtt: serial(context, node.uri(), rtt) for rtt in LINKS}
         emit(case="wait", side="serial", waited_s=alone)
-        for round_ in range(context.rounds):
+        for round_ in context.repeat():
             for rtt, rounds in found.items():
                 rounds.append(waits(context, node.uri(), rtt, 1000 * round_))
     figures: dict[str, dict[str, float]] = {}

@@ -9,18 +9,20 @@ from bucket import attach, linked, served
 from harness import Context, Figure, Result, Stream, TimedReaders, emit, median, shuffled
 from samples import SIZE, image_folder
 from server import Server, spill
+from sizes import sized
 
 from .objects_cost import write_tars
 
 LINKS: dict[str, float | None] = {"20ms": 20.0, "150ms": 150.0}  # round trips in milliseconds
-BATCH = 64
+BATCH = sized(64, smoke=8)
 COMPUTE = 0.080  # seconds that the consumer computes for a batch; it sleeps
-STEPS = 30  # batches of an epoch
+STEPS = sized(30, smoke=3)  # batches of an epoch
 PHOTOGRAPHS = STEPS * BATCH
-SHARD = 480  # photographs
-EPOCHS = int(os.environ.get("EPOCHS", "3"))
+SHARD = sized(480, smoke=12)  # photographs
+EPOCHS = int(os.environ.get("EPOCHS", sized("3", smoke="2")))
 HELD = {"half": 0.5, "quarter": 0.25}
-SERIAL = {"20ms": 6, "150ms": 3}  # batches read one sample at a time, by link; one takes 1.4 s and 10 s
+# Batches read one sample at a time, by link; one takes 1.4 s and 10 s.
+SERIAL = sized({"20ms": 6, "150ms": 3}, smoke={"20ms": 2, "150ms": 2})
 BLINK = 0.010  # seconds: what a batch that is there takes to come is no waiting for the bucket
 AT_MOST_S = 200
 
@@ -77,7 +79,7 @@ def run(context: Context) -> Result:
             attach(context, context.folder / "wait-objects-store", urls[link], "bench/tars", f"wait-{link}")
         alone = {link: serial(context, link) for link in LINKS}
         emit(case="wait_objects", side="serial", waited_s_a_batch={k: round(v, 3) for k, v in alone.items()})
-        for round_ in range(context.rounds):
+        for round_ in context.repeat():
             for link, rounds in found.items():
                 rounds.append(waits(context, link, 1000 * round_))
     details: dict[str, float] = {}

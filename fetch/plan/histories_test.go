@@ -347,8 +347,12 @@ func TestWideTicket(t *testing.T) {
 
 // BenchmarkMixtureHistories is 1,000 histories. Its time says nothing.
 func BenchmarkMixtureHistories(b *testing.B) {
+	count := 1000
+	if testing.Short() {
+		count = 20
+	}
 	for range b.N {
-		f := histories(b, testRand(b), 1000)
+		f := histories(b, testRand(b), count)
 		b.ReportMetric(float64(f.lost), "lost")
 		b.ReportMetric(float64(f.doubled), "doubled")
 		b.ReportMetric(float64(f.off), "batches_off")

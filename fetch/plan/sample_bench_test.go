@@ -44,7 +44,11 @@ func groupOf(w *SampleWeights, i int64) int { return 64 - int(math.Float32bits(w
 // without: how long the table takes, how long an index, the memory of the process, and the probability of a chi-square
 // as large as that of the draws, of all seeds together and least of the single ones.
 func BenchmarkSampling(b *testing.B) {
-	const rows, seeds, draws = 100_000_000, 200, 20_000
+	rows, seeds := int64(100_000_000), uint64(200)
+	if testing.Short() {
+		rows, seeds = 1_000_000, 4
+	}
+	const draws = 20_000
 	for b.Loop() {
 		began := time.Now()
 		w := NewSampleWeights(rows)
@@ -65,7 +69,7 @@ func BenchmarkSampling(b *testing.B) {
 		}
 		b.ReportMetric(time.Since(began).Seconds(), "open_s")
 		share := make([]float64, 65)
-		for i := range int64(rows) {
+		for i := range rows {
 			share[groupOf(w, i)] += float64(w.of(i)) / float64(w.total())
 		}
 		var groups []int // those that have a share
@@ -78,7 +82,7 @@ func BenchmarkSampling(b *testing.B) {
 		for _, replacement := range []bool{true, false} {
 			all := make([]int, len(groups)+1)
 			expected := make([]float64, len(groups)+1)
-			for seed := range uint64(seeds) {
+			for seed := range seeds {
 				var o order = newByShare(w, rows, seed, 1)
 				if replacement {
 					o = newDrawn(w, rows, seed, 1)

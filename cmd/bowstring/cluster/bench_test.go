@@ -78,6 +78,14 @@ func sum[T int64 | time.Duration](list []T) (total T) {
 	return total
 }
 
+// storeRate is benchRate, or with -short so much that the store is no limit.
+func storeRate() rate.Limit {
+	if testing.Short() {
+		return 100 * benchRate
+	}
+	return benchRate
+}
+
 // BenchmarkCluster is a job of four ranks over a store of limited rate: at one node, and at four whose caches hold
 // the dataset together.
 func BenchmarkCluster(b *testing.B) {
@@ -85,7 +93,7 @@ func BenchmarkCluster(b *testing.B) {
 		var took [2]time.Duration
 		for i, nodes := range []int{1, 4} {
 			s := newStore(b, benchRows)
-			s.rate = rate.NewLimiter(benchRate, 1<<20)
+			s.rate = rate.NewLimiter(storeRate(), 1<<20)
 			s.delay = 5 * time.Millisecond
 			c := newNodes(b, s, nodes, clusterOptions{spillBytes: 36 << 20})
 			stop := c.report(50 * time.Millisecond)
@@ -154,7 +162,7 @@ func BenchmarkClusterHalf(b *testing.B) {
 	const epochs = 6
 	for range b.N {
 		s := newStore(b, benchRows)
-		s.rate = rate.NewLimiter(benchRate, 1<<20)
+		s.rate = rate.NewLimiter(storeRate(), 1<<20)
 		s.delay = 5 * time.Millisecond
 		c := newNodes(b, s, 4, clusterOptions{spillBytes: fixedBytes + benchRows*(24<<10)/2/4})
 		stop := c.report(50 * time.Millisecond)

@@ -193,12 +193,14 @@ func newApart(tb testing.TB, rows, size int) *apart {
 // seconds of detection.
 func BenchmarkReplicas(b *testing.B) {
 	const (
-		rows, size = 4000, 110_000
-		rtt        = 20 * time.Millisecond
-		bandwidth  = 80e6 // less than the processors of a small machine can do
-		settle     = 4 * time.Second
-		measured   = 6 * time.Second
+		size      = 110_000
+		rtt       = 20 * time.Millisecond
+		bandwidth = 80e6 // less than the processors of a small machine can do
 	)
+	rows, settle, measured := 4000, 4*time.Second, 6*time.Second
+	if testing.Short() {
+		rows, settle, measured = 400, time.Second, time.Second
+	}
 	rates := map[int]float64{}
 	for range b.N {
 		for _, n := range []int{2, 3} {

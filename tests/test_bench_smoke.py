@@ -1,0 +1,67 @@
+"""One case of `make bench`, at random, in a smoke run; `make nightly` has all of them.
+
+The day chooses, so that a failure repeats the same day. BENCH_SEED=20261127 repeats the choice of another day, and
+BENCH_CASE names a case.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import bounds
+import pytest
+
+ROOT = Path(__file__).parent.parent
+# Cases whose smoke run takes longer than 15 seconds on two processors, by what takes it.
+LONG = {
+    "attach_objects": "it builds tests of the commands",
+    "cluster": "it builds tests of nodes",
+    "frameworks": "it starts a trainer twice",
+    "hostile": "its attacker sends all that it has",
+    "image_ops": "it installs another Pillow",
+    "image_same": "it installs another Pillow",
+    "imagenet_like": "it installs another Pillow",
+    "dlcache": "it installs another Pillow",
+}
+
+
+def run(*args: str, timeout: float = 60) -> tuple[int, list[dict[str, Any]], str]:
+    """The exit status of bench/run.py, its lines, and what it says besides."""
+    command: list[str | Path] = [sys.executable, ROOT / "bench" / "run.py", *args]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=timeout)
+    lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    return done.returncode, lines, done.stdout[-2000:] + done.stderr[-4000:]
+
+
+@pytest.mark.slow
+def test_one_case() -> None:
+    """The case ends, has all figures that bounds.py has of it, and has made no mistake."""
+    _, cases, _ = run("--list")
+    assert {case["case"] for case in cases} == bounds.BOUNDS.keys()
+    able = sorted(case["case"] for case in cases if not case["needs"] and case["case"] not in LONG)
+    seed = int(os.environ.get("BENCH_SEED", f"{datetime.datetime.now(datetime.timezone.utc):%Y%m%d}"))
+    chosen = os.environ.get("BENCH_CASE") or random.Random(seed).choice(able)
+    print(f"BENCH_SEED={seed} of {len(able)} cases chooses BENCH_CASE={chosen}")
+    status, lines, said = run(chosen, "--smoke", timeout=600)
+    assert status == 0, said
+    last = lines[-1]
+    assert last["case"] == chosen
+    assert last["smoke"]
+    assert last["reached"]
+    assert {name for name, bound in bounds.BOUNDS[chosen].items() if not bound.only} <= last.keys()
+
+
+def test_cases_that_need_what_is_missing_are_skipped(tmp_path: Path) -> None:
+    """The kit of peers is a folder outside this repository."""
+    command: list[str | Path] = [sys.executable, ROOT / "bench" / "run.py", "objects", "--smoke"]
+    environment = os.environ | {"PEERS": str(tmp_path)}
+    done = subprocess.run(command, check=False, capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr
+    assert "PEERS names the folder" in json.loads(done.stdout)["skipped"][0]
