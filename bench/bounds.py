@@ -103,7 +103,7 @@ BOUNDS: dict[str, dict[str, Bound]] = {
     "cluster": {
         "store_reads": at_most(1.02),
         "store_share": at_most(0.01),
-        "speedup": at_least(3.5),
+        "speedup": at_least(3.5, quiet=True),
         "belady_ratio": at_least(0.97),
     },
     "collect": {
@@ -112,7 +112,7 @@ BOUNDS: dict[str, dict[str, Bound]] = {
     "console": {
         "visible_s": at_most(2, quiet=True),
         "kb_gzipped": at_most(100),
-        "difference": at_most(0.02),
+        "difference": at_most(0.02, quiet=True),
         "cost": at_most(0.01, quiet=True),
     },
     "copy": {
@@ -324,7 +324,7 @@ BOUNDS: dict[str, dict[str, Bound]] = {
         "speedup": at_least(3.5, quiet=True),
         "belady_ratio": at_least(0.97),
         "counts_equal": at_least(1, exact=True),
-        "peers_share": at_least(0.99),
+        "peers_share": at_least(0.99, quiet=True),
         "peers_cpu_ratio": at_most(2.2, quiet=True),
     },
     "real_cluster_bucket": {
@@ -372,7 +372,7 @@ BOUNDS: dict[str, dict[str, Bound]] = {
     },
     "simulate": {
         "seconds": at_most(180, quiet=True),
-        "speedup_256": at_least(30, quiet=True),
+        "speedup_256": at_least(30),
         "table_error": at_most(0.1),
     },
     "simulate_real": {
