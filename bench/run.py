@@ -29,7 +29,7 @@ A case is a module in bench/cases:
             ratios.append(ours / theirs)
         return Result("name", [Figure("ratio", ratios), Figure("wrong", wrong)], {"detail": 1})
 
-It is in CASES of bench/cases/__init__.py, and the bounds of its figures in BOUNDS of bounds.py.
+Its name and module are in CASES of bench/cases/__init__.py, and the bounds of its figures in BOUNDS of bounds.py.
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ import json
 import os
 import sys
 import tempfile
+import time
 import traceback
 from pathlib import Path
 
@@ -54,8 +55,8 @@ if "--smoke" in sys.argv:  # before cases and harness are imported, which have s
     sizes.SMOKE = True
 
 import bounds  # noqa: E402
-from cases import CASES  # noqa: E402
-from harness import Context, Result, emit, needs_of  # noqa: E402
+from cases import CASES, load  # noqa: E402
+from harness import Context, Result, Run, emit, needs_of  # noqa: E402
 
 SMOKE_AT_MOST_S = 600  # for a case that hangs: it says where
 
@@ -80,27 +81,31 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--confidence", type=float, default=0.02, metavar="WIDTH", help="of ratios (default: 0.02)")
     parser.add_argument("--minutes", type=float, default=10, help="a case begins no round after these (default: 10)")
     parser.add_argument("--bounds", action="store_true", help="write docs/benchmarks/bounds.md, and run nothing")
-    parser.add_argument("--list", action="store_true", help="print each case, what it needs, and what of it is missing")
+    parser.add_argument(
+        "--list", action="store_true", help="print cases, what they need, and what is missing"
+    )
     args = parser.parse_args()
     if unknown := [name for name in args.case if name not in CASES]:
         parser.error(f"got {', '.join(unknown)}, want some of {', '.join(sorted(CASES))}")
     return args
 
 
-def missing(case: str) -> list[str]:
+def missing(run: Run) -> list[str]:
     """Why a case cannot run here."""
-    return [f"{need.name}: {why}" for need in needs_of(CASES[case]) if (why := need.missing())]
+    return [f"{need.name}: {why}" for need in needs_of(run) if (why := need.missing())]
 
 
-def measure(case: str, context: Context) -> Result:
+def measure(run: Run, context: Context) -> Result:
     """Run a case, and print its last line."""
     before = os.getloadavg()[0]
-    result = CASES[case](context)
+    begun = time.monotonic()
+    result = run(context)
+    seconds = round(time.monotonic() - begun, 1)
     result.check()
     line = result.as_json()
     reached = line.pop("reached")
-    load = {"before": round(before, 2), "after": round(os.getloadavg()[0], 2), "processors": os.cpu_count()}
-    emit(**line, rounds=context.done, load=load, smoke=sizes.SMOKE, reached=reached)
+    machine = {"before": round(before, 2), "after": round(os.getloadavg()[0], 2), "processors": os.cpu_count()}
+    emit(**line, rounds=context.done, load=machine, seconds_in_all=seconds, smoke=sizes.SMOKE, reached=reached)
     return result
 
 
@@ -111,8 +116,9 @@ def main() -> int:
         (ROOT / "docs/benchmarks/bounds.md").write_text(bounds.page())
         return 0
     if args.list:
-        for name, run in CASES.items():
-            emit(case=name, needs=[need.name for need in needs_of(run)], missing=missing(name))
+        for name in args.case or CASES:
+            run = load(name)
+            emit(case=name, needs=[need.name for need in needs_of(run)], missing=missing(run))
         return 0
     least, most = (1, 1) if args.smoke else args.rounds
     results, failed = [], []
@@ -127,13 +133,14 @@ def main() -> int:
             seconds=60 * args.minutes,
         )
         for name in args.case or CASES:
-            if absent := missing(name):
-                emit(case=name, skipped=absent)
-                continue
             if args.smoke:
                 faulthandler.dump_traceback_later(SMOKE_AT_MOST_S, exit=True)
             try:
-                results.append(measure(name, dataclasses.replace(usual)))
+                run = load(name)
+                if absent := missing(run):
+                    emit(case=name, skipped=absent)
+                else:
+                    results.append(measure(run, dataclasses.replace(usual)))
             except Exception as error:  # noqa: BLE001 (the other cases run without this one)
                 traceback.print_exc()
                 emit(case=name, failed=f"{type(error).__name__}: {error}")
