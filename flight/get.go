@@ -93,11 +93,12 @@ func (s getHandler) DoGet(ticket *flight.Ticket, stream flight.FlightService_DoG
 		wire: wire.NewSender(ctx, stream, laneOf(ctx), ring, job.Projection().Schema)}
 	sources := countSources(ctx, job)
 	plan := job.ID()
+	var tickets schema.TicketEncoder
 	describe := func(b *fetch.Batch, wait waitMetadata) any {
 		sources.add(b.Positions)
 		return batchMetadata{
 			Plan: plan, Epoch: b.Epoch, Step: b.Step, Rank: b.Rank, Row: b.Row,
-			Rows: b.Rows, Last: b.Last, Resume: b.Resume.Marshal(), Wait: wait, Faults: b.Faults,
+			Rows: b.Rows, Last: b.Last, Resume: tickets.Marshal(b.Resume), Wait: wait, Faults: b.Faults,
 			Digest: b.Digest,
 		}
 	}
@@ -118,7 +119,7 @@ func (s getHandler) DoGet(ticket *flight.Ticket, stream flight.FlightService_DoG
 		}
 		batches.Close()
 		job.Close()
-		job, batches = nextJob, next
+		job, batches, tickets = nextJob, next, schema.TicketEncoder{}
 	}
 }
 

@@ -661,6 +661,30 @@ func ParseTicket(b []byte) (Ticket, error) {
 // Marshal returns the canonical JSON. ParseTicket parses it to t again.
 func (t Ticket) Marshal() []byte { return marshal(t) }
 
+// TicketEncoder encodes the tickets of one stream. They differ in where they begin and in
+// the epoch of Shuffle, and in nothing else. The encoder encodes the request once for each
+// epoch: a mixture has many sources, and each batch has a ticket. The zero value is ready
+// for use, by one goroutine at a time.
+type TicketEncoder struct {
+	shuffle Shuffle // that of request
+	request []byte  // the JSON of a request without the last brace; nil before the first ticket
+}
+
+// Marshal returns t.Marshal().
+func (e *TicketEncoder) Marshal(t Ticket) []byte {
+	if e.request == nil || t.Shuffle != nil && *t.Shuffle != e.shuffle {
+		all := t.Request.Marshal()
+		e.request = all[:len(all)-1]
+		if t.Shuffle != nil {
+			e.shuffle = *t.Shuffle
+		}
+	}
+	t.Request = Request{}
+	own := marshal(t) // the zero Request has no field in JSON
+	own[0] = ','
+	return append(e.request[:len(e.request):len(e.request)], own...)
+}
+
 // Check returns the first impossible field as a FieldError.
 func (t Ticket) Check() error {
 	if err := t.checkNamed(); err != nil {

@@ -362,6 +362,43 @@ func FuzzParseTicket(f *testing.F) {
 		if err != nil || !reflect.DeepEqual(tk, again) {
 			t.Fatalf("%s: %+v %+v %v", tk.Marshal(), tk, again, err)
 		}
+		// The tickets of a stream: two of its epoch, one of the next, and the first once more.
+		var encoder TicketEncoder
+		later, next := tk, tk
+		later.Step, later.Row, later.Digested = tk.Step+1, tk.Row+2, "00000000000000ff"
+		if tk.Shuffle != nil {
+			shuffle := *tk.Shuffle
+			shuffle.Epoch++
+			next.Shuffle = &shuffle
+		}
+		for i, one := range []Ticket{tk, later, next, tk} {
+			if got, want := encoder.Marshal(one), one.Marshal(); !bytes.Equal(got, want) {
+				t.Fatalf("ticket %d of a stream: %s, want %s", i, got, want)
+			}
+		}
+	})
+}
+
+// BenchmarkTicketOfMixture encodes the tickets of the batches of a mixture.
+func BenchmarkTicketOfMixture(b *testing.B) {
+	t := Ticket{Request: Request{Mixture: &Mixture{}, Shuffle: &Shuffle{Seed: 1}}}
+	for i := range 100 {
+		t.Mixture.Sources = append(t.Mixture.Sources, MixtureSource{Dataset: fmt.Sprintf("dataset-%d", i)})
+	}
+	b.Run("apart", func(b *testing.B) {
+		b.ReportAllocs()
+		for b.Loop() {
+			t.Step++
+			t.Marshal()
+		}
+	})
+	b.Run("stream", func(b *testing.B) {
+		b.ReportAllocs()
+		var encoder TicketEncoder
+		for b.Loop() {
+			t.Step++
+			encoder.Marshal(t)
+		}
 	})
 }
 
