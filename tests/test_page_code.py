@@ -24,7 +24,7 @@ import bowstring
 import pyarrow as pa
 import pytest
 import site_pages
-from bowstring import _own
+from bowstring._local import servers
 from conftest import ROOT
 from node import Node
 from pki import Authority
@@ -32,12 +32,12 @@ from ports import free_port
 from words import MARKDOWN
 
 REASONS = {
-    "checkout": "builds or installs what the tests have already built and installed",
+    "checkout": "builds, installs or releases the program, which other tests do",
     "cluster": "needs the nodes of a Cassandra cluster",
     "GPU": "needs GPUs",
     "Kubernetes": "needs Kubernetes",
     "cloud": "needs an account of a cloud",
-    "other loader": "needs a data loader that the tests do not install",
+    "other program": "needs a program that the tests do not install",
 }
 # Languages of blocks that nothing executes. Other tests compare some of these blocks with the program.
 DATA = {"", "json", "sql", "yaml"}
@@ -228,6 +228,10 @@ HERE = {
         instead={"job, 340": "job, 1", '"2": 0': ", ".join(f'"{n}": 0' for n in range(2, 10))},
     ),
     "docs/tokens.md": Page(CONNECTED, "assert client.dataset('corpus').num_rows == 3", prepare=corpus),
+    "docs/troubleshooting.md": Page(
+        commands="bowstring store init --store data",
+        instead={"journalctl -u bowstring": "echo a line", "STORE": "data"},
+    ),
     "docs/where.md": Page(f"import bowstring\nphotos = bowstring.connect('{SERVER}').dataset('pets')"),
 }
 
@@ -351,7 +355,7 @@ def test_the_code_of_a_page(
         python(about.after, "after")
     finally:
         shell.stop()
-        for server in _own.known():
+        for server in servers.known():
             server.stop()
 
 

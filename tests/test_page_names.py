@@ -5,7 +5,6 @@ Only code counts: blocks, and words between backticks.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import importlib
 import os
@@ -28,6 +27,9 @@ PAGES = [page for page in site_pages.tracked(ROOT, "*.md") if page != "CHANGELOG
 # Flags of other programs that the pages call, and of none.
 ELSEWHERE = {
     "--cascade": "kubectl",
+    "--extra-index-url": "pip",
+    "--find-links": "pip",
+    "--ignore-missing": "sha256sum",
     "--from-file": "kubectl",
     "--from-literal": "kubectl",
     "--type": "kubectl",
@@ -141,15 +143,22 @@ def test_settings_exist(helps: dict[str, str]) -> None:
 
 
 def exists(name: str) -> bool:
-    """Whether a name of the package can be imported."""
+    """Whether a name can be imported, or is defined in a module that needs a package which is not installed."""
     module, _, last = name.rpartition(".")
     if not module:
         return name == "bowstring"
-    with contextlib.suppress(ImportError):
+    try:
         importlib.import_module(name)
+    except ImportError as error:
+        if error.name and not error.name.startswith("bowstring"):
+            return True  # the module is there, and what it needs is not
+    else:
         return True
     if not exists(module):
         return False
+    file = ROOT / "python" / "src" / (module.replace(".", "/") + ".py")
+    if module not in sys.modules:
+        return bool(re.search(rf"^(class|def) {last}\b", file.read_text(), re.MULTILINE))
     return hasattr(functools.reduce(getattr, module.split(".")[1:], bowstring), last)
 
 
