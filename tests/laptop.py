@@ -20,7 +20,16 @@ ELSEWHERE = (  # noqa: SIM905
     "multiprocessing.pool ssl subprocess tempfile urllib.request hpack tenacity tqdm.auto "
     "numpy pyarrow.compute pyarrow.flight"
 ).split()
-OPTIONAL = ["torch.utils.data", "torchdata.stateful_dataloader", "polars", "pandas", "PIL.Image"]
+OPTIONAL = [
+    *("torch.utils.data", "torchdata.stateful_dataloader", "polars", "pandas", "PIL.Image"),
+    *("ray.data", "sqlglot"),
+]
+# Modules that can be imported on Linux alone, or on no Windows.
+MISSING = {
+    "darwin": ["spwd", "nis", "ossaudiodev"],
+    "win32": "_curses _posixshmem _posixsubprocess curses fcntl grp nis posix pty pwd readline resource spwd syslog "  # noqa: SIM905
+    "termios tty".split(),
+}
 LACKS: dict[str, dict[Any, str]] = {
     "darwin": {
         os: "eventfd memfd_create pidfd_open MFD_CLOEXEC sched_getaffinity",
@@ -29,8 +38,9 @@ LACKS: dict[str, dict[Any, str]] = {
         mmap: "MADV_HUGEPAGE MAP_NORESERVE MAP_POPULATE",
     },
     "win32": {
-        os: "eventfd fork forkpty getuid memfd_create pidfd_open posix_fadvise pread register_at_fork "
-        "sched_getaffinity set_blocking sysconf",
+        os: "chown eventfd fork forkpty fchmod fchown geteuid getegid getgid getpgid getuid killpg mkfifo "
+        "memfd_create pidfd_open posix_fadvise posix_spawn pread preadv pwrite readv register_at_fork "
+        "sched_getaffinity set_blocking setsid sysconf uname waitid writev O_CLOEXEC O_NONBLOCK O_DIRECTORY WNOHANG",
         socket: "AF_UNIX CMSG_SPACE MSG_CMSG_CLOEXEC MSG_DONTWAIT MSG_NOSIGNAL SCM_RIGHTS SOCK_CLOEXEC SOCK_NONBLOCK "
         "SOCK_SEQPACKET SO_PEERCRED TCP_USER_TIMEOUT socketpair",
         select: "epoll poll POLLIN POLLOUT POLLRDHUP",
@@ -54,10 +64,11 @@ def be(system: str, program: str) -> None:
     import fcntl
 
     if system == "win32":
-        sys.modules["fcntl"] = None  # type: ignore[assignment]
         _as_on_windows()
     elif hasattr(fcntl, "F_SETPIPE_SZ"):
         del fcntl.F_SETPIPE_SZ
+    for name in MISSING[system]:
+        sys.modules[name] = None  # type: ignore[assignment]
     _without_proc()
     sys.platform = system
 

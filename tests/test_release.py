@@ -254,10 +254,10 @@ MACHINE = {"x86_64": "amd64", "aarch64": "arm64"}[platform.machine()]
 
 
 def make(tree: Path, key: Path) -> Path:
-    """Run make release. The copy of the tree has neither packages nor tools of its own."""
-    venv = ROOT / ".venv"
-    stamps = [word for name in (".uv", ".demo", ".test", ".docs") for word in ("-o", str(venv / name))]
-    command = ["make", f"VENV={venv}", *stamps, "release", f"VERSION={VERSION}", f"KEY={key}"]
+    """Run make release. The copy of the tree uses the packages that are installed for this one."""
+    for lock in (tree / "python" / "requirements").iterdir():
+        os.utime(lock, (0, 0))  # older than what was installed by it
+    command = ["make", f"VENV={ROOT / '.venv'}", "release", f"VERSION={VERSION}", f"KEY={key}"]
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))}
     done = subprocess.run(command, cwd=tree, check=False, capture_output=True, text=True, env=kept)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from bowstring._local.program import require_linux
 from bowstring._transport.origins import SCHEMES
 from bowstring._transport.tls import Tls
 from bowstring.client import Client, connect
@@ -67,6 +68,7 @@ def open(  # noqa: A001 - as the modules of Python name it
         raise InvalidRequest(
             f"token, tls: got one with {text!r}; they go with the address of a server, as grpc+tls://…"
         )
+    require_linux(f"source: {text!r}")
     from bowstring._local import attach, servers  # not at the beginning: Windows has no such locks
 
     at, _, name = text.partition("#") if separator else (text, "", "")

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
+from bowstring._local.program import require_linux
 from bowstring._messages import shown
 from bowstring._open import absolute
 from bowstring._transport.origins import SCHEMES
@@ -239,6 +240,7 @@ def _client(into: str | os.PathLike[str] | Client) -> Client:
     scheme, separator, _ = text.partition("://")
     if separator and scheme in SCHEMES:
         return connect(text)
+    require_linux(f"into: {text!r}")
     from bowstring._local import servers  # not at the beginning: Windows has no such locks
 
     if not separator:

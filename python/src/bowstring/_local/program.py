@@ -9,7 +9,7 @@ import sysconfig
 from collections.abc import Collection
 from pathlib import Path
 
-from bowstring.errors import NotFound
+from bowstring.errors import NotFound, Unsupported
 
 
 def program() -> Path:
@@ -31,6 +31,15 @@ def program() -> Path:
         "there is no program `bowstring`: the package's wheels for Linux contain it, and BOWSTRING_BINARY names "
         "another; a server that runs elsewhere is opened by its address, as grpc://HOST:PORT/NAME"
     )
+
+
+def require_linux(what: str) -> None:
+    """Refuse what needs a server on this machine, before a call that the system lacks fails with a worse message."""
+    if sys.platform != "linux":
+        raise Unsupported(
+            f"{what} needs a server on this machine, which runs on Linux alone, and this is {sys.platform}: run "
+            "`bowstring serve` on a Linux machine, and name it by its address, as grpc+tls://HOST:PORT/NAME"
+        )
 
 
 def environment(settings: Collection[str] = ()) -> dict[str, str]:

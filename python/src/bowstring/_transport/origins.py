@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import ipaddress
 import os
+import socket
 from collections.abc import Iterable
 from urllib.parse import SplitResult, urlsplit
+
+from bowstring.errors import Unsupported
 
 NODES = "bowstring-nodes"  # a header before a stream: the addresses of the cluster's other nodes
 _MOST = 4096  # most addresses that are remembered of a cluster
@@ -37,6 +40,10 @@ def addressed(uri: str) -> str:
     given, uri = uri, uri if "://" in uri else f"grpc://{uri}"
     scheme, _, rest = uri.partition("://")
     if scheme == _UNIX and rest.startswith("/"):
+        if not hasattr(socket, "AF_UNIX"):  # Python on Windows has none
+            raise Unsupported(
+                f"uri: got {given!r}, a socket, which Python cannot open on this system: want grpc+tls://HOST:PORT"
+            )
         return uri
     try:
         parts = urlsplit(uri)
