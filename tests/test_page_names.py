@@ -6,13 +6,14 @@ Only code counts: blocks, and words between backticks.
 from __future__ import annotations
 
 import functools
-import importlib
+import importlib.util
 import os
 import re
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import NamedTuple
 
 import bowstring
@@ -142,24 +143,32 @@ def test_settings_exist(helps: dict[str, str]) -> None:
     assert {name: page for name, page in settings.items() if f"--{name}" not in serve} == {}
 
 
-def exists(name: str) -> bool:
-    """Whether a name can be imported, or is defined in a module that needs a package which is not installed."""
-    module, _, last = name.rpartition(".")
-    if not module:
-        return name == "bowstring"
+def imported(module: str) -> ModuleType | None:
+    """A module; None if a package that it needs is not installed."""
     try:
-        importlib.import_module(name)
-    except ImportError as error:
-        if error.name and not error.name.startswith("bowstring"):
-            return True  # the module is there, and what it needs is not
-    else:
-        return True
-    if not exists(module):
-        return False
-    file = ROOT / "python" / "src" / (module.replace(".", "/") + ".py")
-    if module not in sys.modules:
-        return bool(re.search(rf"^(class|def) {last}\b", file.read_text(), re.MULTILINE))
-    return hasattr(functools.reduce(getattr, module.split(".")[1:], bowstring), last)
+        return importlib.import_module(module)
+    except ImportError:
+        return None
+
+
+def exists(name: str) -> bool:
+    """Whether a name of the package is there. What cannot be imported here is looked up in its source."""
+    found: object = bowstring
+    path = "bowstring"
+    for part in name.split(".")[1:]:
+        path += f".{part}"
+        if hasattr(found, part):
+            found = getattr(found, part)
+            continue
+        spec = importlib.util.find_spec(path) if hasattr(found, "__path__") else None
+        if spec is None or spec.origin is None:
+            return False
+        found = imported(path)
+        if found is None:
+            rest = name[len(path) + 1 :]
+            source = Path(spec.origin).read_text()
+            return not rest or bool(re.search(rf"^(class|def) {rest}\b", source, re.MULTILINE))
+    return True
 
 
 @pytest.mark.slow  # torch, Ray and Polars are imported
