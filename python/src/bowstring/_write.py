@@ -65,7 +65,7 @@ def write(
     """
     if flush_rows < 1 or flush_bytes < 1:
         raise InvalidRequest(f"flush_rows, flush_bytes: got {flush_rows} and {flush_bytes}, want 1 or more")
-    return Writer(_client(into), name, key, split, dict(media or {}), flush_rows, flush_bytes)
+    return Writer(client_of(into), name, key, split, dict(media or {}), flush_rows, flush_bytes)
 
 
 class Writer:
@@ -231,7 +231,8 @@ def _digest(row: Mapping[str, Any]) -> str:
     return digest.hexdigest()[:32]
 
 
-def _client(into: str | os.PathLike[str] | Client) -> Client:
+def client_of(into: str | os.PathLike[str] | Client) -> Client:
+    """The client of a store's server, which is started if `into` names a store."""
     if isinstance(into, Client):
         return into
     text = os.fspath(into)

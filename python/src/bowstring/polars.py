@@ -12,6 +12,8 @@ server:
 - **Bytes of the remaining samples**: if a filter cannot be left to the server completely, its metadata columns are read
   first, Polars filters them, and then blobs and other columns are read for the rows that passed.
 
+[sink][bowstring.polars.sink] writes a frame, or the result of a query batch by batch, as a snapshot of a dataset.
+
 Tensors of one shape are an `Array` of that shape. Timestamps of a zone that Polars does not know, such as `+02:00`,
 become the same instants in UTC. Polars has no type for UUIDs: `id` is 16 bytes of `Binary`. `position`, a number,
 identifies a row of a snapshot as well.
@@ -21,8 +23,9 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, cast
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Literal, cast
 
 import polars as pl
 import pyarrow as pa
@@ -30,7 +33,9 @@ from polars.io.plugins import register_io_source
 
 from bowstring._filters.polars import conjuncts, every, translate
 from bowstring._filters.where import MAX_BYTES, Rows, is_blob, keeps_order
+from bowstring._rows.upload import IngestResult, check_polars
 from bowstring._source import opened, whole
+from bowstring._write import client_of
 from bowstring.dataset import INLINE
 from bowstring.errors import InvalidRequest, ServerError
 
@@ -39,7 +44,7 @@ if TYPE_CHECKING:
     from bowstring.client import Client
     from bowstring.dataset import Dataset
 
-__all__ = ["scan"]
+__all__ = ["scan", "sink"]
 
 BATCH_ROWS = 65_536  # rows of a batch, if Polars gives no size; the server cuts batches of blobs by their bytes
 SHUFFLED_ROWS = 128  # rows whose blobs are reordered in memory
@@ -94,6 +99,68 @@ def scan(
         is_pure=True,  # of one snapshot
         explain_name=f"bowstring {dataset.name}@{dataset.snapshot}",
     )
+
+
+def sink(
+    frame: pl.LazyFrame | pl.DataFrame,
+    name: str,
+    into: str | os.PathLike[str] | Client,
+    *,
+    mode: Literal["create", "append", "replace", "merge"] = "create",
+    split: str = "train",
+    key: str | None = None,
+    on: str | None = None,
+    missing: Literal["error", "insert", "ignore"] | None = None,
+    blobs: Iterable[str] | None = None,
+    media: Mapping[str, str] | None = None,
+    batch_rows: int | None = None,
+    progress: bool = False,
+) -> IngestResult:
+    """Write a frame as a new snapshot of a dataset. If the query or the upload fails, the dataset is unchanged.
+
+    ```python
+    query = pl.scan_parquet("photos/*.parquet").filter(pl.col("width") >= 400)
+    bowstring.polars.sink(query, "photos", into="store/", key="file_name", media={"image": "image"})
+    ```
+
+    Polars runs a query on its streaming engine, and each batch is sent when it is ready. Rows keep their order. Types
+    are those of [Client.ingest][bowstring.Client.ingest]: a Categorical or an Enum becomes text, a Null becomes text
+    without a value. Arrow has no Int128, UInt128 and Object: before the query runs, such a column is an
+    [InvalidRequest][bowstring.InvalidRequest] that names it.
+
+    Args:
+        frame: The query, or a frame.
+        name: The dataset.
+        into: As for [write][bowstring.write]: a folder or another store, the address of a server, or a client.
+        mode: As for [Client.ingest][bowstring.Client.ingest]; so for `split`, `key`, `on`, `missing`, `blobs` and
+            `media`. Without `blobs`, each column of Binary holds samples' bytes.
+        split: The split of the rows, unless they have a column `split`.
+        key: The column whose value identifies a row.
+        on: The column by which `merge` finds samples.
+        missing: What `merge` does with rows whose key no sample has.
+        blobs: The columns that hold samples' bytes.
+        media: The media in them: `{"image": "image"}`, or `"audio"`.
+        batch_rows: Rows of a batch. By default Polars decides, which may be 100,000: with large blobs give fewer.
+        progress: Whether to show a progress bar.
+    """
+    if not isinstance(frame, (pl.LazyFrame, pl.DataFrame)):
+        raise TypeError(f"frame: got {type(frame).__name__}, want a polars.LazyFrame or a polars.DataFrame")
+    if batch_rows is not None and batch_rows < 1:
+        raise InvalidRequest(f"batch_rows: got {batch_rows}, want 1 or more")
+    query = frame.lazy()
+    schema = query.collect_schema()
+    check_polars(schema)
+    client = client_of(into)
+
+    def batches() -> Iterator[pa.Table]:
+        yield pl.DataFrame(schema=schema).to_arrow()  # the columns, also of a query without a row
+        for batch in query.collect_batches(chunk_size=batch_rows, maintain_order=True, engine="streaming"):
+            yield batch.to_arrow()
+
+    return client.ingest(
+        name, batches(), mode=mode, split=split, key=key, on=on, missing=missing, blobs=blobs,
+        media=None if media is None else dict(media), progress=progress,
+    )  # fmt: skip
 
 
 def _schema(schema: pa.Schema) -> pl.Schema:

@@ -23,6 +23,9 @@ from bowstring._transport.wire import decoded
 from bowstring.connection import Connection
 from bowstring.errors import BowstringError, InvalidRequest, ServerError, translate
 
+_POLARS_ALONE = {
+    "Int128": "Decimal(38, 0) or to text", "UInt128": "Decimal(38, 0) or to text", "Object": "text or to bytes",
+}  # fmt: skip
 _MESSAGE_BYTES = 8 << 20  # of one batch of an upload
 
 
@@ -92,13 +95,13 @@ def _batches_of(reader: Any, ending: contextlib.ExitStack) -> tuple[pa.Schema, I
     if isinstance(reader, pa.RecordBatchReader):
         return reader.schema, iter(reader), None
     if hasattr(reader, "__arrow_c_stream__"):
+        if isinstance(kinds := getattr(reader, "schema", None), Mapping):
+            check_polars(kinds)
         total = len(reader) if hasattr(reader, "__len__") else None
         try:
             stream = pa.RecordBatchReader.from_stream(reader)
         except pa.ArrowInvalid as error:
-            raise InvalidRequest(
-                f"reader: pyarrow cannot read what {type(reader).__name__} gives{_odd(reader)}: {error}"
-            ) from error
+            raise InvalidRequest(f"reader: pyarrow cannot read what {type(reader).__name__} gives: {error}") from error
         # A query of DuckDB holds its connection until it is read or closed, and a traceback may keep the stream.
         ending.callback(stream.close)
         return stream.schema, iter(stream), total
@@ -136,13 +139,23 @@ def _known(connection: Connection, put: dict[str, Any]) -> dict[str, pa.DataType
     return {}
 
 
-def _odd(reader: Any) -> str:
-    """The columns of a Polars frame whose types Arrow does not have."""
-    kinds = getattr(reader, "schema", None)
-    if not isinstance(kinds, Mapping):
-        return ""
-    odd = [f"column {shown(name)} is {kind}" for name, kind in kinds.items() if str(kind) in ("Int128", "UInt128")]
-    return f"; {', '.join(odd)}, which Arrow does not have: cast to Decimal(38, 0) or to text" if odd else ""
+def check_polars(schema: Mapping[str, Any]) -> None:
+    """Raise InvalidRequest for a column of Polars whose type no Arrow type can hold, also within lists and structs.
+
+    Polars gives an Object to Arrow as the address of a Python object.
+    """
+    for name, kind in schema.items():
+        kinds = [kind]
+        for found in kinds:
+            kinds += [field.dtype for field in getattr(found, "fields", ())]
+            if (inner := getattr(found, "inner", None)) is not None:
+                kinds.append(inner)
+        for found in map(str, kinds):
+            if found in _POLARS_ALONE:
+                raise InvalidRequest(
+                    f"reader: column {shown(name)} is {kind}, which Arrow does not have: cast {found} to "
+                    f"{_POLARS_ALONE[found]}"
+                )
 
 
 def _stored(
