@@ -18,6 +18,7 @@ from bowstring._open import open  # noqa: A004 - as the modules of Python name i
 from bowstring._requests.mesh import Mesh
 from bowstring._rows.map import Mapped
 from bowstring._rows.upload import AlterResult, IngestResult
+from bowstring._transport.asynchronous import Asynchronous, asynchronous
 from bowstring._transport.tls import Tls
 from bowstring._write import Writer, write
 from bowstring.client import Client, DatasetInfo, Datasets, WarmResult, connect
@@ -55,6 +56,7 @@ except PackageNotFoundError:  # from the source tree
 __all__ = [
     "AlreadyExists",
     "AlterResult",
+    "Asynchronous",
     "Batches",
     "BowstringError",
     "Cancelled",
@@ -90,6 +92,7 @@ __all__ = [
     "Unsupported",
     "WarmResult",
     "Writer",
+    "asynchronous",
     "connect",
     "mixture",
     "open",

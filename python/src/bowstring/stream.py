@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 import pyarrow as pa
 import tenacity
 
+from bowstring._cancellation import sleep
 from bowstring._finalizers import finalizer
 from bowstring._messages import shown
 from bowstring._transport import fork
@@ -55,9 +56,9 @@ def retrying(retries: int, failed: BaseException) -> tenacity.Retrying:
         return usual(state) if after is None else after
 
     if isinstance(failed, LimitExceeded):
-        time.sleep(failed.retry_after or 0)
+        sleep(failed.retry_after or 0)
     return tenacity.Retrying(
-        sleep=time.sleep,
+        sleep=sleep,
         retry=tenacity.retry_if_exception(worth_retrying),
         stop=tenacity.stop_after_attempt(retries),
         wait=wait,

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from bowstring._cancellation import waiting
 from bowstring._local.program import environment, program
 from bowstring._local.servers import Server, locked
 from bowstring._messages import shown
@@ -68,6 +69,7 @@ def _run(command: list[str | Path], source: str, title: str, *, progress: bool) 
             )
         )  # fmt: skip
         ending.callback(process.terminate)  # if this process is interrupted; what was read is kept for the next time
+        ending.enter_context(waiting(process.terminate))
         bar: Any = None
         for line in process.stderr or ():
             if not line.startswith("{"):

@@ -15,6 +15,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.flight as fl
 
+from bowstring._cancellation import check
 from bowstring._messages import shown
 from bowstring._progress import progress_bar
 from bowstring._rows.storable import stored, stored_type
@@ -262,6 +263,7 @@ class _Upload:
         sent = 0
         for batch in batches:  # exceptions of the caller's reader pass unchanged
             for piece in _cut(batch):
+                check()  # a call of gRPC cannot be cancelled, and without the last message nothing is committed
                 with translate():
                     writer.write_batch(piece)
                 sent += piece.num_rows

@@ -8,11 +8,15 @@ when the server answers, or when a fork closes the connection.
 from __future__ import annotations
 
 import collections
+import contextvars
 import os
 import queue
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Generic, TypeVar
+
+from bowstring._cancellation import waiting
 
 T = TypeVar("T")
 
@@ -43,7 +47,8 @@ if hasattr(os, "register_at_fork"):
 
 
 def in_thread(work: Callable[[], None]) -> None:
-    """Run a function in an idle thread, or in a new one. It must not raise."""
+    """Run a function in an idle thread, or in a new one, with the caller's context. It must not raise."""
+    work = partial(contextvars.copy_context().run, work)
     try:
         thread = _idle.pop()
     except IndexError:
@@ -84,8 +89,9 @@ class BackgroundCall(Generic[T]):
 
         A cancelling thread finds the result either here or where `keep` has put it.
         """
-        if not self._ready.wait(seconds):
-            return False
+        with waiting(self.cancel):
+            if not self._ready.wait(seconds):
+                return False
         with self._lock:
             if self._over:
                 return False

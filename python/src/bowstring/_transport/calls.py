@@ -22,6 +22,7 @@ import pyarrow as pa
 import pyarrow.flight as fl
 
 import bowstring
+from bowstring._cancellation import waiting
 from bowstring._finalizers import finalizer
 from bowstring._transport import buffers, dial
 from bowstring._transport.http2 import CONNECT, Filling, Link
@@ -175,7 +176,7 @@ class Call(Generic[M]):
     def begin(self, headers: list[tuple[str, str]], message: bytes, *, last: bool = True) -> None:
         """Begin the call with its first message."""
         try:
-            with self._link.lock:
+            with waiting(self.cancel), self._link.lock:
                 self._link.begin(headers, _prefixed(message), self._taken, last=last)
         except BaseException:
             self._link.cancel()
@@ -183,7 +184,7 @@ class Call(Generic[M]):
 
     def send(self, message: bytes) -> None:
         """Send another message of a call that was begun with `last=False`."""
-        with self._link.lock:
+        with waiting(self.cancel), self._link.lock:
             self._link.send(_prefixed(message))
 
     def end(self, seconds: float) -> None:
@@ -213,7 +214,7 @@ class Call(Generic[M]):
         """Receive until there is a message, or the end of the call. At the end the connection is returned."""
         link, taken = self._link, self._taken
         try:
-            with link.lock:
+            with waiting(self.cancel), link.lock:
                 while not taken.ready:
                     if link.over:
                         self._failure = link.failure
