@@ -12,6 +12,7 @@ import subprocess
 import sys
 import textwrap
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -346,6 +347,40 @@ def test_a_program_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, p
         bowstring.open(photographs, progress=False)
     monkeypatch.setenv("BOWSTRING_BINARY", str(tmp_path / "none"))
     with pytest.raises(NotFound, match="BOWSTRING_BINARY"):
+        bowstring.open(photographs, progress=False)
+
+
+def test_an_interrupted_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, photographs: Path) -> None:
+    """Ctrl-C while a server starts leaves no process, says so, and does not look like a crash to the next call."""
+    starts = tmp_path / "starts"
+    pid = f"echo $$ >{tmp_path}/made && mv {tmp_path}/made {tmp_path}/pid"
+    starts.write_text(f"#!/bin/sh\n[ $1 = serve ] || exit 0\n{pid}\nexec sleep 1000\n")
+    starts.chmod(0o755)
+    binary = os.environ["BOWSTRING_BINARY"]
+    monkeypatch.setenv("BOWSTRING_BINARY", str(starts))
+    text = "import bowstring, sys; bowstring.open(sys.argv[1])"
+    program: list[str | Path] = [sys.executable, "-c", text, photographs]
+    with subprocess.Popen(program, stderr=subprocess.PIPE, text=True) as opening:
+        while not (tmp_path / "pid").exists():
+            assert opening.poll() is None
+            time.sleep(0.01)
+        opening.send_signal(signal.SIGINT)
+        _, said = opening.communicate()
+    assert "KeyboardInterrupt: the server of file://" in said
+    assert not Path(f"/proc/{(tmp_path / 'pid').read_text().strip()}").exists()
+    monkeypatch.setenv("BOWSTRING_BINARY", binary)
+    assert len(bowstring.open(photographs, progress=False)) == len(files(photographs))
+
+
+def test_a_server_of_another_version(photographs: Path) -> None:
+    """An old server continues after an upgrade of the package, and the user is warned."""
+    bowstring.open(photographs, progress=False)
+    (server().home / "version").write_text("0.0.1")
+    with pytest.warns(RuntimeWarning, match=r"started by bowstring 0\.0\.1, and this is .*; `bowstring stop` ends"):
+        bowstring.open(photographs, progress=False)
+    server().stop()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
         bowstring.open(photographs, progress=False)
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import hashlib
 import json
 import os
@@ -20,7 +21,9 @@ import struct
 import subprocess
 import threading
 import time
+import warnings
 from collections.abc import Iterator, Sequence
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
@@ -130,6 +133,7 @@ class Server:
     def ensure(self) -> None:
         """Start it if it does not run. ServerEnded, once, if it has crashed since the last call."""
         if self.running() is not None:
+            self._compare_versions()
             return
         with self._lock("start.lock"):
             if not self._ended():
@@ -141,6 +145,20 @@ class Server:
                     f"a kill; its log is {self.log}; the next call starts it again"
                 )
             self._start()
+
+    def _compare_versions(self) -> None:
+        """Warn if a package of another version has started it. To end it would end streams of other processes."""
+        try:
+            theirs = (self.home / "version").read_text()
+        except FileNotFoundError:  # of a package that wrote none
+            theirs = "an older version"
+        if theirs != (ours := _version()):
+            warnings.warn(
+                f"the server of {self.store} was started by bowstring {theirs}, and this is {ours}; `bowstring stop` "
+                f"ends it and its streams, and the next call starts the server of {ours}",
+                RuntimeWarning,
+                stacklevel=2,
+            )
 
     def stop(self) -> bool:
         """End it, its streams included, and wait until it has ended. False if it did not run."""
@@ -238,6 +256,18 @@ class Server:
             )  # fmt: skip
         # A process stays in the kernel's table after its end until its parent waits for it.
         threading.Thread(target=process.wait, name="bowstring server", daemon=True).start()
+        (self.home / "version").write_text(_version())
+        try:
+            self._await(process, before)
+        except KeyboardInterrupt:
+            process.kill()
+            process.wait()
+            for path in (self.home / "ready", self.socket):  # else the next call would report a crash
+                path.unlink(missing_ok=True)
+            raise KeyboardInterrupt(f"the server of {said['store']} was about to start, and is ended") from None
+
+    def _await(self, process: subprocess.Popen[bytes], before: int) -> None:
+        """Wait until a process answers. If it ends instead, the log after `before` says why."""
         end = time.monotonic() + _START
         while self.running() is None:
             if process.poll() is not None or time.monotonic() > end:
@@ -248,8 +278,17 @@ class Server:
                 why = lines[-1] if lines else "it said nothing"
                 if (code := process.wait()) < 0:
                     why = f"signal {-code} has ended it"
-                raise ServerError(f"the server of {said['store']} did not start: {why}; its log is {self.log}")
+                raise ServerError(f"the server of {self.store} did not start: {why}; its log is {self.log}")
             time.sleep(_POLL)
+
+
+@functools.cache
+def _version() -> str:
+    """The version of this package."""
+    try:
+        return version("bowstring")
+    except PackageNotFoundError:  # it is not installed
+        return "0"
 
 
 def _remains(ready: Path) -> bool:
