@@ -14,6 +14,8 @@ sleep after each batch), `epochs`, `workers`, `threads`, and `held` (samples tha
 - `mosaicml`: a StreamingDataset of the shards (MDS) at `place`, with an empty local cache.
 - `cassandra`: prepared reads of single rows, `threads` of them in flight, whose answers are taken in any order, as
   cassandra-dali-plugin does. The batches are those of the order in which the answers come.
+- `dali`: a pipeline of DALI on CPUs, which decodes what `bowstring.dali` gives it of `dataset`, of the server at
+  `place`.
 
 Connections are made within the clock; imports and lists of objects are not. It prints `ready`, reads after the line
 `go`, checks that no sample comes twice in an epoch, and prints one JSON list: the [seconds, rows, bytes, seconds
@@ -199,7 +201,6 @@ def mosaicml_epochs(spec: Spec) -> Callable[[int], Iterator[Batch]]:
             local=cache,
             shuffle=True,
             batch_size=spec["batch"],
-            predownload=100_000,
             shuffle_seed=number,
         )
         for stream in dataset.streams:
@@ -250,12 +251,48 @@ def cassandra_epochs(spec: Spec) -> Callable[[int], Iterator[Batch]]:
     return epoch
 
 
+def dali_epochs(spec: Spec) -> Callable[[int], Iterator[Batch]]:
+    """Epochs of a pipeline of DALI, whose source is a server."""
+    import numpy as np
+    from bowstring.dali import external_source
+    from nvidia.dali import fn, pipeline_def
+
+    source = external_source(
+        spec["place"],
+        spec["dataset"],
+        columns=["image", "position"],
+        shuffle=7,
+        global_batch_size=spec["batch"],
+    )
+
+    @pipeline_def(batch_size=spec["batch"], num_threads=1, device_id=None)  # type: ignore[untyped-decorator]
+    def photographs() -> object:
+        images, positions = fn.external_source(source, num_outputs=2, batch=True)
+        return fn.resize(fn.decoders.image(images), size=(224, 224)), positions
+
+    pipeline = photographs()
+    pipeline.build()
+
+    def epoch(_: int) -> Iterator[Batch]:
+        while True:
+            try:
+                images, positions = pipeline.run()
+            except StopIteration:
+                pipeline.reset()
+                return
+            size = sum(int(np.prod(shape)) for shape in images.shape())
+            yield [int(np.asarray(positions[k])) for k in range(len(positions))], size
+
+    return epoch
+
+
 SIDES = {
     "objects": torch_epochs,
     "files": torch_epochs,
     "deli": deli_epochs,
     "mosaicml": mosaicml_epochs,
     "cassandra": cassandra_epochs,
+    "dali": dali_epochs,
 }
 
 

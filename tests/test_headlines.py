@@ -12,6 +12,7 @@ import matplotlib as mpl
 import pytest
 from conftest import ROOT
 from systems import SYSTEMS, page
+from systems.model import Json
 
 DOCS = ROOT / "docs"
 
@@ -35,7 +36,7 @@ def test_stored_results_are_of_full_size() -> None:
 def test_page_says_what_was_not_reached(tmp_path: Path) -> None:
     """A claim outside its bound stands there with its bound and the measurement that says why."""
     system = SYSTEMS[0]
-    claim: page.Json = {
+    claim: Json = {
         "name": "kept",
         "says": "of the speed",
         "value": 0.91,
@@ -44,7 +45,7 @@ def test_page_says_what_was_not_reached(tmp_path: Path) -> None:
         "reached": False,
     }
     claim["limit"] = "the 2 cores were 99 % busy"
-    result: page.Json = dict.fromkeys(("date", "machine"), "x") | {"system": system.name, "versions": {"Python": "3"}}
+    result: Json = dict.fromkeys(("date", "machine"), "x") | {"system": system.name, "versions": {"Python": "3"}}
     result |= {"load_before": 0.5, "minutes": 2.0, "rounds": 3, "smoke": False, "tables": [], "claims": [claim]}
     result |= {"left_out": {"Lance": "away"}}
     text = page.section(system, result)

@@ -8,6 +8,7 @@ import io
 import json
 import sys
 import tarfile
+from collections.abc import Iterable
 from pathlib import Path
 
 import datasets
@@ -135,8 +136,8 @@ def wds_pax(folder: Path) -> Made:
     return Made(path, [{"label": i, "txt": "caption", "image": encoded(i)} for i in range(COUNT)], key="label")
 
 
-def mds(folder: Path, columns: dict[str, str], rows: list[Row]) -> Path:
-    """A folder by mosaicml-streaming, which is not among the tests' packages."""
+def mds(folder: Path, columns: dict[str, str], rows: Iterable[Row], shard: int = 1 << 26) -> Path:
+    """A folder by mosaicml-streaming, which is not among the tests' packages; shards have that many bytes."""
     sys.path.append(str(Path(__file__).parents[2] / "build" / "mosaicml"))
     try:
         from streaming import MDSWriter  # type: ignore[import-not-found]
@@ -144,7 +145,8 @@ def mds(folder: Path, columns: dict[str, str], rows: list[Row]) -> Path:
         raise UnavailableError(f"mosaicml-streaming: {error}") from error
     finally:
         sys.path.pop()
-    with contextlib.redirect_stdout(sys.stderr), MDSWriter(out=str(folder / "mds"), columns=columns) as writer:
+    out = str(folder / "mds")
+    with contextlib.redirect_stdout(sys.stderr), MDSWriter(out=out, columns=columns, size_limit=shard) as writer:
         for row in rows:
             writer.write(row)
     return folder / "mds"

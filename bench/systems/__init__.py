@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
-from . import concurrent_dataloader, deli
+from . import cassandra_dali, concurrent_dataloader, deli, dlcache, yang_cong
 
-SYSTEMS = [concurrent_dataloader.SYSTEM, deli.SYSTEM]
+SYSTEMS = [
+    cassandra_dali.SYSTEM,
+    yang_cong.SYSTEM,
+    concurrent_dataloader.SYSTEM,
+    deli.SYSTEM,
+    dlcache.SYSTEM,
+]

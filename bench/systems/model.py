@@ -23,7 +23,7 @@ from matplotlib.axes import Axes
 Json = dict[str, Any]
 BENCH = Path(__file__).parent.parent
 PACKAGES = ("pyarrow", "torch", "cassandra-driver", "mosaicml-streaming", "nvidia-dali-cuda120")
-BESIDE = ("build/mosaicml", "build/dali")  # where packages are that are not among the tests'
+BESIDE = {"mosaicml": "build/mosaicml", "dali": "build/dali"}  # where packages are that are not among the tests'
 
 
 @dataclass
@@ -97,7 +97,7 @@ def versions(context: Context) -> dict[str, str]:
     """The versions of the programs that are measured, as far as they are installed."""
     found = {"bowstring": context.bowstring("version").strip().splitlines()[0], "Python": platform.python_version()}
     kept = list(sys.path)
-    sys.path += [str(context.root / place) for place in BESIDE]
+    sys.path += [str(context.root / place) for place in BESIDE.values()]
     try:
         for name in PACKAGES:
             with contextlib.suppress(PackageNotFoundError):
@@ -123,6 +123,11 @@ def measured(system: System, context: Context, smoke: bool) -> Json:
         **asdict(found),
         "claims": [{**asdict(claim), "reached": claim.reached} for claim in found.claims],
     }
+
+
+def installed(context: Context, side: str) -> bool:
+    """Whether the packages of a side are there."""
+    return (context.root / BESIDE[side] / ".installed").exists()
 
 
 class Busy:
@@ -151,8 +156,8 @@ def started(context: Context, side: str, **spec: Any) -> Iterator[subprocess.Pop
     usual = {"place": "", "batches": 0, "compute": 0.0, "epochs": 1, "workers": 1, "threads": 0, "held": 0}
     full = {**usual, "cache": str(context.folder), **spec, "side": side}
     environment = dict(os.environ)
-    if side == "mosaicml":
-        environment["PYTHONPATH"] = str(context.root / "build/mosaicml")
+    if side in BESIDE:
+        environment["PYTHONPATH"] = str(context.root / BESIDE[side])
     with subprocess.Popen(
         [sys.executable, BENCH / "bucket_reader.py", json.dumps(full)],
         stdin=subprocess.PIPE,

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from bucket import attach, linked, served
 from cases.objects_cost import write_tars
 from harness import Context, Stream, TimedReaders, shuffled
+from nodes import Wire
+from own.boxes import mds
 from samples import SIZE, image_folder
 from server import Server, spill
 
+from .model import installed
+
 BATCH = 64
 SHARD = 480  # photographs of a tar
+MDS_SHARD = 8 << 20  # bytes: with smaller shards than the default of 64 MiB the first batches come sooner
 
 
 @dataclass
@@ -71,12 +76,16 @@ class Bucket:
 
 
 @contextlib.contextmanager
-def bucket(context: Context, count: int, links: dict[str, float | None]) -> Iterator[Bucket]:
+def bucket(context: Context, count: int, links: Mapping[str, float | Wire | None]) -> Iterator[Bucket]:
     """A bucket at the ends of links, with datasets `files-LINK` and `tars-LINK` in a store."""
     root = context.folder / f"bucket-{count}"
     image_folder(root / "bench/photos", count, SIZE)
     if not (root / "bench/tars").exists():
         write_tars(root / "bench/photos", root / "bench/tars", min(SHARD, count))
+    if installed(context, "mosaicml") and not (root / "bench/mds").exists():
+        paths = sorted((root / "bench/photos").rglob("*.jpg"), key=lambda path: path.name)
+        rows = ({"id": int(path.stem), "data": path.read_bytes()} for path in paths)
+        mds(root / "bench", {"id": "int", "data": "bytes"}, rows, MDS_SHARD)
     with served(context.binary, root) as url, linked(context.binary, url, links) as urls:
         made = Bucket(context, count, urls)
         for link, place in urls.items():
