@@ -81,9 +81,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--confidence", type=float, default=0.02, metavar="WIDTH", help="of ratios (default: 0.02)")
     parser.add_argument("--minutes", type=float, default=10, help="a case begins no round after these (default: 10)")
     parser.add_argument("--bounds", action="store_true", help="write docs/benchmarks/bounds.md, and run nothing")
-    parser.add_argument(
-        "--list", action="store_true", help="print cases, what they need, and what is missing"
-    )
+    parser.add_argument("--list", action="store_true", help="print cases, what they need, and what is missing")
     args = parser.parse_args()
     if unknown := [name for name in args.case if name not in CASES]:
         parser.error(f"got {', '.join(unknown)}, want some of {', '.join(sorted(CASES))}")
@@ -105,7 +103,7 @@ def measure(run: Run, context: Context) -> Result:
     line = result.as_json()
     reached = line.pop("reached")
     machine = {"before": round(before, 2), "after": round(os.getloadavg()[0], 2), "processors": os.cpu_count()}
-    emit(**line, rounds=context.done, load=machine, seconds_in_all=seconds, smoke=sizes.SMOKE, reached=reached)
+    emit(**line, rounds=max(context.done, 1), load=machine, seconds_in_all=seconds, smoke=sizes.SMOKE, reached=reached)
     return result
 
 

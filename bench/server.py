@@ -17,6 +17,7 @@ from samples import SIZE
 
 INDEX = 8 * MIB  # what a spill sets aside of its budget for its index
 HEADER = 256  # and for each blob, its header included
+LEAST = 16 * MIB  # of a budget; a server takes no less, which is room for more than smoke runs ask for
 
 
 @contextlib.contextmanager
@@ -25,7 +26,7 @@ def spill(folder: Path, count: float) -> Iterator[list[str]]:
 
     Its budget stays what it is. The directory goes when the `with` block is left.
     """
-    size = round(INDEX + count * (SIZE + HEADER))
+    size = max(LEAST, round(INDEX + count * (SIZE + HEADER)))
     with tempfile.TemporaryDirectory(prefix="spill-", dir=folder) as directory:
         yield [f"--spill={directory}", f"--spill-bytes={size}B", f"--spill-min-bytes={size}B"]
 

@@ -89,11 +89,19 @@ def test_figures_have_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(
     ("smoke", "wrong", "seconds", "reached"),
-    [(False, 0, 0.5, True), (False, 0, 5, False), (False, 1, 0.5, False), (True, 0, 5, True), (True, 1, 5, False)],
+    [
+        (False, [0], 0.5, True),
+        (False, [0], 5, False),
+        (False, [1], 0.5, False),
+        (False, [0, 0, 1], 0.5, False),
+        (True, [0], 5, True),
+        (True, [1], 5, False),
+    ],
 )
 def test_smoke_runs_judge_mistakes_alone(
-    monkeypatch: pytest.MonkeyPatch, smoke: bool, wrong: float, seconds: float, reached: bool
+    monkeypatch: pytest.MonkeyPatch, smoke: bool, wrong: list[float], seconds: float, reached: bool
 ) -> None:
+    """Each round counts: a mistake in one of three is no less of one."""
     monkeypatch.setattr(harness, "SMOKE", smoke)
     right = dict.fromkeys(("leaked_bytes", "refs_wrong", "refs_leaked_bytes"), 0.0)
     result = figures_of("shm_faults", **right, wrong=wrong, held_after_s=[seconds])

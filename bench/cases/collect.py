@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from harness import CASSANDRA, Context, Figure, Result, go_benchmark, needs
+from harness import CASSANDRA, Context, Figure, Result, go_benchmark, median, needs
 from sizes import sized
 
 
@@ -18,5 +18,5 @@ def run(context: Context) -> Result:
     return Result(
         "collect",
         [Figure("seconds", metrics["collect_s"])],
-        {"live_blobs": metrics["live"], "dead_blobs": metrics["dead"]},
+        {"live_blobs": median(metrics["live"]), "dead_blobs": median(metrics["dead"])},
     )

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pyarrow.flight as fl
-from harness import Context, Figure, Result, emit
+from harness import Context, Figure, Load, Result, emit, shuffled
 from node import Node
 from ports import free_port
 from sizes import sized
@@ -111,7 +111,8 @@ def difference(node: Node, url: str) -> float:
             return total
 
         viewer = views(url, done)
-        next(viewer)
+        while not next(viewer)["rows_per_s"]:
+            pass
         before, began = stats(), time.monotonic()
         while seconds < SECONDS:
             view = next(viewer)
@@ -130,19 +131,8 @@ def run(context: Context) -> Result:
     ratios: list[float] = []
     with Node(context.binary, stored(context, "store-console"), f"--admin=127.0.0.1:{port}") as node:
         seen = max(visible(node, url) for _ in range(sized(3, smoke=1)))
-        reading = threading.Event()
-
-        def load() -> None:
-            while not reading.is_set():
-                read(node.url)
-
-        worker = threading.Thread(target=load)
-        worker.start()
-        try:
+        with Load(node.url, 1, [{"ticket": shuffled(seed=7), "reads": True}]):
             off = difference(node, url)
-        finally:
-            reading.set()
-            worker.join()
         for turn in context.repeat(ratios):
             rates = {}
             for viewers in (0, VIEWERS) if turn % 2 else (VIEWERS, 0):

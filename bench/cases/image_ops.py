@@ -121,7 +121,7 @@ def alone(context: Context, photos: Path, passes: int, sides: dict[str, list[flo
     """Images per CPU second of the operators; adds the ratio to each side's."""
     os.environ["BOWSTRING_PHOTOS"] = str(photos)
     flags = (f"-benchtime={passes}x", "-count=1")
-    ours = go_benchmark(context, "image_ops", "./fetch/operators/images", "BenchmarkRecipe", *flags)["images/cpu-s"]
+    ours = go_benchmark(context, "image_ops", "./fetch/operators/images", "BenchmarkRecipe", *flags)["images/cpu-s"][0]
     for name, values in sides.items():
         theirs = side(context, name, photos)
         emit(case="image_ops", photos=photos.name, side=name, images_per_cpu_s=theirs, bowstring=ours)

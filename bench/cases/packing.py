@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import numpy as np
 from corpus import document_lengths
-from harness import Context, Figure, Result, emit, go_benchmark, needs, package
+from harness import Context, Figure, Result, emit, go_benchmark, median, needs, package
 from sizes import sized
 
 LENGTH, RANKS, ROWS = 4096, 8, 8  # tokens of a sequence; ranks; sequences of each in a step: as BenchmarkPackCorpus
@@ -53,9 +53,9 @@ def run(context: Context) -> Result:
         {
             "documents": len(lengths),
             "tokens": sum(lengths),
-            "imbalance_worst_step": found["imbalance_worst"],
-            **{f"imbalance_{kind}_shuffled": one["imbalance_shuffled"] for kind, one in buckets.items()},
-            **{f"imbalance_{kind}_by_length": one["imbalance_by_length"] for kind, one in buckets.items()},
+            "imbalance_worst_step": median(found["imbalance_worst"]),
+            **{f"imbalance_{kind}_shuffled": median(one["imbalance_shuffled"]) for kind, one in buckets.items()},
+            **{f"imbalance_{kind}_by_length": median(one["imbalance_by_length"]) for kind, one in buckets.items()},
             **{f"padding_grain_{name}": round(g["padding"], 5) for name, g in grains.items()},
         },
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from harness import Context, Figure, Result, go_benchmark
+from harness import Context, Figure, Result, go_benchmark, median
 
 
 def run(context: Context) -> Result:
@@ -16,7 +16,7 @@ def run(context: Context) -> Result:
             # The least of 400 chi-squares of single seeds has a probability of about 1/400.
             Figure("chi2_p", got["chi2_p"]),
             Figure("chi2_least_p", got["chi2_least_p"]),
-            Figure("ns_per_index", max(got["drawn_ns"], got["dealt_ns"])),
+            Figure("ns_per_index", max(got["drawn_ns"], got["dealt_ns"], key=median)),
         ],
-        {"drawn_ns": got["drawn_ns"], "dealt_ns": got["dealt_ns"]},
+        {"drawn_ns": median(got["drawn_ns"]), "dealt_ns": median(got["dealt_ns"])},
     )

@@ -18,7 +18,7 @@ from .loopback import stored
 CLIENTS, SERVERS = sized((200, 50), smoke=(4, 2))
 SIDES = {"ring": "shared", "references": "referenced"}  # and how their batches come
 SEED = 7
-ROOM = sized(400, smoke=64)  # photographs that the spill has room for
+ROOM = sized(400, smoke=128)  # photographs that the spill has room for
 READER = """
 import sys, json, hashlib, bowstring
 url, seed = sys.argv[1], int(sys.argv[2])

@@ -137,7 +137,7 @@ def run(context: Context) -> Result:
             Figure("ratio_to_local", min(ratios, key=median)),
             Figure("server_cpu_s_per_gb", cpu["spill"]),
             Figure("fill_cost", cost),
-            Figure("open_s", metrics["ns/op"] / 1e9),
+            Figure("open_s", [ns / 1e9 for ns in metrics["ns/op"]]),
         ],
         {
             "ratio_1conn": round(median(ratios[0]), 3),
