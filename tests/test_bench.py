@@ -125,3 +125,27 @@ def test_cases_have_bounds_in_the_table_alone() -> None:
     assert not [
         name for name, text in sources.items() if "at_least" in text or "at_most" in text.replace("_at_most", "")
     ]
+
+
+def documented(line: str) -> list[tuple[str, str, str]]:
+    """Case, figure and bound of a row of method.md such as "| shm `ratio_1`, `ratio_2` | meaning | ≥ 3, 2.5 |"."""
+    row = re.match(r"\| (\w+) (`.*?`(?:, `.*?`)*) \|.*\| ([^|]*[^| ][^|]*) \|$", line)
+    if not row:
+        return []
+    names = re.findall(r"`(\S+?)`", row[2])
+    said = [part.lstrip("≤≥ ").replace(",", "") for part in row[3].split(";")[0].split(", ")]
+    said += said[-1:] * (len(names) - len(said))  # one bound for all
+    return [(row[1], name, bound) for name, bound in zip(names, said, strict=True)]
+
+
+def test_documents_have_the_bounds_of_the_table() -> None:
+    """method.md says what each figure means, with its bound beside it; – is none."""
+    rows = [row for line in (PAGES / "method.md").read_text().splitlines() for row in documented(line)]
+    assert len(rows) > 80
+    wrong = []
+    for case, name, said in rows:
+        bound = bounds.BOUNDS.get(case, {}).get(name)
+        want = bound and (bound.at_most if bound.at_least is None else bound.at_least)
+        if said != "–" if want is None else not math.isclose(float(said), want):
+            wrong.append(f"{case} {name}: the page has {said}, bench/bounds.py {want}")
+    assert not wrong
