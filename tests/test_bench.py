@@ -14,6 +14,7 @@ import pytest
 from harness import Context, Figure, Result
 
 ROOT = Path(__file__).parent.parent
+NO_BOUND = "\N{EN DASH}"
 PAGES = ROOT / "docs" / "benchmarks"
 
 
@@ -139,13 +140,13 @@ def documented(line: str) -> list[tuple[str, str, str]]:
 
 
 def test_documents_have_the_bounds_of_the_table() -> None:
-    """method.md says what each figure means, with its bound beside it; – is none."""
+    """method.md says what each figure means, with its bound beside it, or a dash."""
     rows = [row for line in (PAGES / "method.md").read_text().splitlines() for row in documented(line)]
     assert len(rows) > 80
     wrong = []
     for case, name, said in rows:
         bound = bounds.BOUNDS.get(case, {}).get(name)
         want = bound and (bound.at_most if bound.at_least is None else bound.at_least)
-        if said != "–" if want is None else not math.isclose(float(said), want):
+        if said != NO_BOUND if want is None else not math.isclose(float(said), want):
             wrong.append(f"{case} {name}: the page has {said}, bench/bounds.py {want}")
     assert not wrong

@@ -21,14 +21,13 @@ import pytest
 ROOT = Path(__file__).parent.parent
 # Cases whose smoke run takes longer than 15 seconds on two processors, by what takes it.
 LONG = {
-    "attach_objects": "it builds tests of the commands",
-    "cluster": "it builds tests of nodes",
-    "frameworks": "it starts a trainer twice",
-    "hostile": "its attacker sends all that it has",
-    "image_ops": "it installs another Pillow",
-    "image_same": "it installs another Pillow",
-    "imagenet_like": "it installs another Pillow",
-    "dlcache": "it installs another Pillow",
+    **dict.fromkeys(("dlcache", "image_ops", "image_same", "imagenet_like"), "another Pillow is installed"),
+    **dict.fromkeys(("access", "attach_objects", "cluster"), "tests of many packages are built"),
+    "engine": "a store is made in memory for each order",
+    "groups": "24 clients start",
+    "own_data": "the libraries of all kinds of files are imported",
+    "simulate": "256 nodes are simulated",
+    "simulate_store": "each mistake is planted",
 }
 
 
