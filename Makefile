@@ -13,6 +13,8 @@ LINT   := build/tools/golangci-lint
 # Where Python code of this repository lives.
 PY_SRC := $(wildcard bench examples notebooks python tests tools)
 FUZZ_TIME ?= 30s
+HOURS ?= 2
+SOAK_ARGS ?=
 SOAK_TIME ?= 600
 SOAK_KILLS ?= 5000
 SOAK_SEEDS ?= 100000
@@ -329,7 +331,8 @@ nightly-fuzz:
 
 .PHONY: nightly-soak
 nightly-soak:
-	@$(STAGE) soak $(PARALLEL) --jobs=1 soak
+	@$(STAGE) soak $(PARALLEL) --jobs=1 soak HOURS=.02
+	@$(STAGE) soak-parts $(PARALLEL) --jobs=1 soak-parts
 
 .PHONY: notebooks
 notebooks: $(VENV)/.package build ## Run the notebooks against servers of their own, and keep their outputs.
@@ -345,7 +348,11 @@ fuzz: go-check ## Run each fuzz target for FUZZ_TIME (30s).
 	done
 
 .PHONY: soak
-soak: $(VENV)/.package build ## Readers, writers, kills and collections for SOAK_TIME (600) seconds; SOAK_KILLS (5000) kills of a spill; SOAK_SEEDS (100000) of operations at random; STORE_SEEDS (1000000) of the simulated store; CHURN_SEEDS (10000) of nodes that come and go, CLUSTER_SEEDS (1000) of whole clusters.
+soak: $(VENV)/.package build ## Servers, clients of all kinds and faults together for HOURS (2; may be a fraction): each sample is checked, growth is found. The report is build/soak/report.md.
+	PYTHONPATH=bench $(PY) -m soak.run --hours $(HOURS) $(SOAK_ARGS)
+
+.PHONY: soak-parts
+soak-parts: $(VENV)/.package build ## Single parts for long: readers, writers, kills and collections for SOAK_TIME (600) seconds; SOAK_KILLS (5000) kills of a spill; SOAK_SEEDS (100000) of operations at random; STORE_SEEDS (1000000) of the simulated store; CHURN_SEEDS (10000) of nodes that come and go, CLUSTER_SEEDS (1000) of whole clusters.
 	$(PY) -m pytest -m soak --soak-seconds $(SOAK_TIME) -s tests/test_soak.py
 	$(GO) test -timeout 0 -run '^TestKill$$' -v ./spill -args -kills=$(SOAK_KILLS)
 	$(GO) test -timeout 0 -run '^TestMetamorphic$$' -v ./fetch/metamorphic -args -from=0 -seeds=$(SOAK_SEEDS)

@@ -116,9 +116,11 @@ def objects(binary: Path, folder: Path, *options: str) -> Iterator[str]:
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
         if not server.stdout:
             raise RuntimeError("the server of objects has no pipe")
-        yield f"s3://bucket?endpoint={server.stdout.readline().strip()}&anonymous=true"
-        server.terminate()
-        server.wait(PATIENCE)
+        try:
+            yield f"s3://bucket?endpoint={server.stdout.readline().strip()}&anonymous=true"
+        finally:  # else the block above would wait for a server that nothing ends
+            server.terminate()
+            server.wait(PATIENCE)
 
 
 def within(bucket: str, prefix: str) -> str:
@@ -201,7 +203,7 @@ class Member:
         proxy = links.proxy(name, f"net-{name}", self.listen)
         store = nodes.store.replace(host, links.proxy(f"store-{name}", "store", host), 1)
         self.node = Node(
-            nodes.binary,
+            nodes.server,
             store,
             f"--cluster={nodes.cluster}",
             f"--node={name}",
@@ -273,8 +275,10 @@ class Nodes:
         net: Wire | None = None,
         more: dict[str, tuple[str, ...]] | None = None,
         direct: bool = False,
+        server: Path | None = None,
     ) -> None:
         self.binary, self.store, self.folder = binary, store, folder
+        self.server = server or binary  # what the nodes are, such as bowstring-lab with a clock of its own
         self.direct = direct  # nodes read from each other without a proxy between them, which would split messages
         self.store_host = host_of(store)
         self.cluster = f"c{random.getrandbits(40):x}"  # none that a run before has left leases of

@@ -140,6 +140,22 @@ PLOTS: dict[str, tuple[str, Callable[[Axes, Cases], None]]] = {
 }
 
 
+def style(salt: str, ink: str, grid: str) -> Any:
+    """The settings of matplotlib for a plot of these colours. The same salt gives the same names within an SVG."""
+    colours = ("text.color", "axes.labelcolor", "xtick.color", "ytick.color")
+    return {
+        **dict.fromkeys(colours, ink),
+        "svg.fonttype": "none",
+        "svg.hashsalt": salt,
+        "axes.edgecolor": grid,
+        "grid.color": grid,
+        "grid.linewidth": 0.5,
+        "axes.spines.top": False,
+        "axes.spines.right": False,
+        "font.family": "sans-serif",
+    }
+
+
 def draw(cases: Cases, folder: Path) -> None:
     """Write two SVGs for each plot."""
     for name, (case, plot) in PLOTS.items():
@@ -151,19 +167,7 @@ def draw(cases: Cases, folder: Path) -> None:
 def drawn(folder: Path, name: str, title: str, plot: Callable[[Axes, Any], None], figures: Any) -> None:
     """Write a plot of figures, light and dark. The same figures and the same matplotlib give the same bytes."""
     for mode, (ink, grid) in MODES.items():
-        colours = ("text.color", "axes.labelcolor", "xtick.color", "ytick.color")
-        settings: Any = {
-            **dict.fromkeys(colours, ink),
-            "svg.fonttype": "none",
-            "svg.hashsalt": name,
-            "axes.edgecolor": grid,
-            "grid.color": grid,
-            "grid.linewidth": 0.5,
-            "axes.spines.top": False,
-            "axes.spines.right": False,
-            "font.family": "sans-serif",
-        }
-        with mpl.rc_context(settings):
+        with mpl.rc_context(style(name, ink, grid)):
             figure, axes = plt.subplots(figsize=(7.2, 3.8), layout="constrained")
             plot(axes, figures)
             axes.set_axisbelow(True)

@@ -1,4 +1,4 @@
-"""Readers, writers and collections at once while the server is killed again and again; `make soak` runs it.
+"""Readers, writers and collections at once while the server is killed again and again; `make soak-parts` runs it.
 
 After each kill the store must open, and every dataset must be what its last acknowledged upload made it,
 or what the one under way at that moment would have made it: nothing else, and nothing half. Most servers keep

@@ -136,7 +136,7 @@ class Sampler:
         self._lock = threading.Lock()
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="sampler", daemon=True)
-        self._began = time.monotonic()
+        self.began = time.monotonic()
 
     def watch(self, name: str, read: Read) -> None:
         """Sample a source from now on."""
@@ -150,7 +150,7 @@ class Sampler:
 
     def add_sample(self, name: str, found: dict[str, float]) -> None:
         """Add a sample of a source."""
-        at = time.monotonic() - self._began
+        at = time.monotonic() - self.began
         with self._lock:
             for what, value in found.items():
                 series = self._series.setdefault(f"{name}.{what}", Series(f"{name}.{what}"))

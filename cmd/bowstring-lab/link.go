@@ -4,6 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
+	"strings"
+	"sync"
 	"time"
 
 	"bowstring/cmd/bowstring/command"
@@ -22,6 +25,7 @@ type linkFlags struct {
 	Seed      uint64        `placeholder:"SEED" help:"Seed of what is drawn: jitter and slow reads."`
 	SlowShare float64       `placeholder:"SHARE" help:"Share of the reads that are slow, such as 0.01; of a store in a directory only."`
 	SlowBy    time.Duration `placeholder:"DURATION" help:"How much longer these take."`
+	Clock     string        `placeholder:"FILE" help:"File of a duration, such as 90s or -1m30s, by which the clock is wrong that the leases in the store go by; read each second. Of a store in a database or a bucket only."`
 }
 
 // config returns the link that the flags describe.
@@ -61,13 +65,76 @@ func (f *linkFlags) over(app *command.App, globals *command.Globals, always bool
 	case store != "" && !command.IsRemote(store) && (f.Window > 0 || f.SlowStart):
 		return errors.New("--window and --slow-start are about connections, and there are none to a store in a " +
 			"directory; --bandwidth limits it")
+	case store != "" && !command.IsRemote(store) && f.Clock != "":
+		return errors.New("--clock is about leases that processes have in a store, and one in a directory has one " +
+			"process alone")
 	case !asked && !always:
 		return run()
 	}
 	// run returns when all users of the link have ended, so that Close interrupts none.
 	link := delay.New(f.config())
-	app.Far = link
+	clock := &fileClock{path: f.Clock}
+	if err := clock.read(); err != nil {
+		return errors.Join(fmt.Errorf("--clock: %w", err), link.Close())
+	}
+	app.Far = far{link, clock}
 	return errors.Join(run(), link.Close())
+}
+
+// far is a link to a store, with a clock of its own.
+type far struct {
+	*delay.Link
+	*fileClock
+}
+
+// fileClock is a clock that is wrong by the duration in a file. Without a path it is
+// right. It is safe for concurrent use.
+//
+// A program in Go reads the clock without the C library, so a library that is loaded
+// before it cannot change its clock, as it does for Cassandra.
+type fileClock struct {
+	path string
+
+	mu   sync.Mutex
+	next time.Time     // when the file is read again
+	by   time.Duration // what it said last
+}
+
+// Now returns the wrong time. If the file cannot be read, the clock stays wrong by as much
+// as before.
+func (c *fileClock) Now() time.Time {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	now := time.Now()
+	if c.path != "" && now.After(c.next) {
+		_ = c.readLocked(now)
+	}
+	// Round strips the monotonic reading, which would hide a step from comparisons.
+	return now.Round(0).Add(c.by)
+}
+
+// read reads the file, if there is one.
+func (c *fileClock) read() error {
+	if c.path == "" {
+		return nil
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.readLocked(time.Now())
+}
+
+func (c *fileClock) readLocked(now time.Time) error {
+	c.next = now.Add(time.Second)
+	text, err := os.ReadFile(c.path)
+	if err != nil {
+		return err
+	}
+	by, err := time.ParseDuration(strings.TrimSpace(string(text)))
+	if err != nil {
+		return fmt.Errorf("%s: %w", c.path, err)
+	}
+	c.by = by
+	return nil
 }
 
 // serveCmd is bowstring-lab serve.

@@ -13,6 +13,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/alecthomas/kong"
 	"github.com/dustin/go-humanize"
@@ -142,13 +143,16 @@ func openStore(ctx context.Context, addr string, create bool, log *slog.Logger) 
 	return openFarStore(ctx, addr, create, nil, readBuckets{requests: object.NewRequests(object.RequestsOptions{})}, log)
 }
 
-// Far delays the traffic with a store, as if it were far away. Its methods are safe for
-// concurrent use.
+// Far delays the traffic with a store, as if it were far away, and may have another clock
+// than the machine. Its methods are safe for concurrent use.
 type Far interface {
 	// DialContext makes a connection to a store that is reached over a network.
 	DialContext(ctx context.Context, network, addr string) (net.Conn, error)
 	// Store wraps a store in a directory.
 	Store(near store.Store) store.Store
+	// Now returns the time that the process has for the leases of a store that is reached
+	// over a network.
+	Now() time.Time
 }
 
 // readBuckets configures the reads of buckets with attached samples.
@@ -233,12 +237,16 @@ func openBelow(ctx context.Context, addr string, create bool, far Far, buckets o
 	if cql.IsURI(addr) {
 		options := cql.Options{Logger: log}
 		if far != nil {
-			options.Dialer = far
+			options.Dialer, options.Clock = far, far.Now
 		}
 		return cql.Open(ctx, addr, options)
 	}
 	if bucket.IsURL(addr) {
-		return bucket.Open(ctx, addr, bucket.Options{Logger: log, Bucket: buckets})
+		options := bucket.Options{Logger: log, Bucket: buckets}
+		if far != nil {
+			options.Clock = far.Now
+		}
+		return bucket.Open(ctx, addr, options)
 	}
 	// local.Open would create a store in an empty directory.
 	if !create {
