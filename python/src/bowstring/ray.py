@@ -13,17 +13,21 @@ read tasks, and each task reads its endpoint's ticket over its worker's own conn
   server's address, if there is one with room, else on any.
 - **Faults**: a stream that breaks continues from the ticket of its last batch. Ray replaces a worker that dies: the
   task is repeated, and gives the same blocks, because rows always come in the plan's order.
+
+[write][bowstring.ray.write] and [sink][bowstring.ray.sink] write a dataset of Ray Data as one snapshot.
 """
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import math
 import os
 import pickle
 import socket
-from collections.abc import Iterable, Iterator, Sequence
+import uuid
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import urlsplit
 
@@ -31,23 +35,29 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import ray.data
 from ray.data import DataContext
-from ray.data.block import BlockMetadata
-from ray.data.datasource import Datasource, ReadTask
+from ray.data.block import Block, BlockAccessor, BlockMetadata
+from ray.data.datasource import Datasink, Datasource, ReadTask, WriteResult
 from ray.data.expressions import Expr
 
 from bowstring._filters.ray import columns_of, translate
 from bowstring._filters.where import MAX_BYTES, keeps_order
+from bowstring._messages import shown
 from bowstring._operators.stream import kind_of
+from bowstring._rows.storable import stored_type
+from bowstring._rows.upload import IngestResult
 from bowstring._source import opened, whole
-from bowstring.errors import InvalidRequest
+from bowstring._write import client_of
+from bowstring.errors import AlreadyExists, InvalidRequest, NotFound
 
 if TYPE_CHECKING:
+    from ray.data._internal.execution.interfaces import TaskContext
+
     from bowstring._transport.tls import Tls
     from bowstring.client import Client
     from bowstring.dataset import Dataset
     from bowstring.plan import Plan, RankPlan
 
-__all__ = ["BowstringDatasource", "read"]
+__all__ = ["BowstringDatasink", "BowstringDatasource", "read", "sink", "write"]
 
 MIN_BATCH_BYTES, MAX_BATCH_BYTES = 64 << 10, 8 << 20
 BATCHES_A_BLOCK = 8  # a block exceeds Ray's target by at most one batch
@@ -358,3 +368,182 @@ def _blocks(
             if residual is not None:
                 table = table.filter(residual)
             yield table.select(names) if names else pa.table({ROWS_ALONE: pa.nulls(table.num_rows)})
+
+
+def write(
+    rows: ray.data.Dataset,
+    name: str,
+    into: str | os.PathLike[str] | Client,
+    *,
+    mode: Literal["create", "append", "replace", "merge"] = "create",
+    split: str = "train",
+    key: str | None = None,
+    on: str | None = None,
+    missing: Literal["error", "insert", "ignore"] | None = None,
+    blobs: Iterable[str] | None = None,
+    media: Mapping[str, str] | None = None,
+    concurrency: int | None = None,
+) -> IngestResult:
+    """Write a dataset of Ray Data as a new snapshot. If the job fails, the dataset is unchanged.
+
+    ```python
+    rows = ray.data.read_binary_files("s3://bucket/photos", include_paths=True).map(labelled)
+    bowstring.ray.write(rows, "photos", "grpc://10.0.0.7:8815", key="path", media={"bytes": "image"})
+    ```
+
+    Ray has no plug-ins for methods of its datasets, so this is a function. `rows.write_datasink(bowstring.ray.sink(…))`
+    does the same.
+
+    Tasks give their rows to an actor, which keeps them in Ray's object store. When all tasks have succeeded, the driver
+    sends the rows as one upload, block by block. So each row comes once, whatever tasks Ray repeats. What does not fit
+    into the object store of the actor's node is spilled to its disk.
+
+    Args:
+        rows: The dataset of Ray Data.
+        name: The dataset.
+        into: As for [write][bowstring.write]: a folder or another store, the address of a server, or a client. Only the
+            driver connects to it.
+        mode: As for [Client.ingest][bowstring.Client.ingest]; so for `split`, `key`, `on`, `missing`, `blobs` and
+            `media`. Without `blobs`, each column of bytes holds samples' bytes.
+        split: The split of the rows, unless they have a column `split`.
+        key: The column whose value identifies a row.
+        on: The column by which `merge` finds samples.
+        missing: What `merge` does with rows whose key no sample has.
+        blobs: The columns that hold samples' bytes.
+        media: The media in them: `{"image": "image"}`, or `"audio"`.
+        concurrency: As for `Dataset.write_datasink`.
+    """
+    to = sink(name, into, mode=mode, split=split, key=key, on=on, missing=missing, blobs=blobs, media=media)
+    rows.write_datasink(to, concurrency=concurrency)
+    if to.result is None:
+        raise InvalidRequest(f"rows: got none, so the columns of {shown(name)} are not known")
+    return to.result
+
+
+def sink(
+    name: str,
+    into: str | os.PathLike[str] | Client,
+    *,
+    mode: Literal["create", "append", "replace", "merge"] = "create",
+    split: str = "train",
+    key: str | None = None,
+    on: str | None = None,
+    missing: Literal["error", "insert", "ignore"] | None = None,
+    blobs: Iterable[str] | None = None,
+    media: Mapping[str, str] | None = None,
+) -> BowstringDatasink:
+    """The sink for `ray.data.Dataset.write_datasink`. Arguments are those of [write][bowstring.ray.write]."""
+    blobs = None if blobs is None else list(blobs)
+    media = None if media is None else dict(media)
+    given = {"split": split, "key": key, "on": on, "missing": missing, "blobs": blobs, "media": media}
+    return BowstringDatasink(client_of(into), name, mode, given)
+
+
+class _Kept:
+    """Rows of write tasks, until all tasks have succeeded; an actor.
+
+    A worker that dies takes with it what it has put into the object store, also the rows of its finished tasks. What
+    this actor has put there stays.
+    """
+
+    def __init__(self) -> None:
+        self._parts: dict[str, list[Any]] = {}  # by attempts of tasks
+
+    def keep(self, attempt: str, table: pa.Table) -> None:
+        """Keep rows of an attempt."""
+        self._parts.setdefault(attempt, []).append((ray.put(table), table.schema))
+
+    def parts(self, attempts: Sequence[str]) -> list[Any]:
+        """The rows of attempts, as references, and their schemas."""
+        return [part for attempt in attempts for part in self._parts.get(attempt, ())]
+
+
+class BowstringDatasink(Datasink[tuple[int, str]]):
+    """What [sink][bowstring.ray.sink] passes to `ray.data.Dataset.write_datasink`.
+
+    Attributes:
+        result: The result of the upload; None before it.
+    """
+
+    def __init__(self, client: Client, name: str, mode: str, options: dict[str, Any]) -> None:
+        self._client = client
+        self._name = name
+        self._mode = mode
+        self._options = options
+        self._actor = f"bowstring-{uuid.uuid4().hex}"  # its name, by which tasks find it
+        self._kept: Any = None  # the actor, at the driver
+        self.result: IngestResult | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_client": None, "_kept": None}  # a task connects to no server
+
+    def get_name(self) -> str:
+        """Ray's name for the operator."""
+        return "Bowstring"
+
+    def on_write_start(self, schema: pa.Schema | None = None) -> None:
+        """Find mistakes before rows are computed: a dataset that exists, and a column whose type is not stored."""
+        if isinstance(schema, pa.Schema):
+            for field in schema:
+                stored_type(field.type, field.name)
+        if self._mode == "create":
+            with contextlib.suppress(NotFound):
+                self._client.dataset(self._name)
+                raise AlreadyExists(f'{shown(self._name)} exists; mode="append", "replace" or "merge" changes it')
+        self._kept = ray.remote(num_cpus=0)(_Kept).options(name=self._actor).remote()
+
+    def write(self, blocks: Iterable[Block], ctx: TaskContext) -> tuple[int, str]:
+        """Give the rows of a task to the actor. Rows of an attempt that fails are not uploaded."""
+        kept, attempt = ray.get_actor(self._actor), uuid.uuid4().hex
+        for block in blocks:
+            table: pa.Table = BlockAccessor.for_block(block).to_arrow()
+            if table.num_rows:
+                ray.get(kept.keep.remote(attempt, table))
+        return ctx.task_idx, attempt
+
+    def on_write_complete(self, write_result: WriteResult[tuple[int, str]]) -> None:
+        """Upload the rows of all tasks, in the order of the tasks."""
+        attempts = [attempt for _, attempt in sorted(write_result.write_returns)]
+        parts = ray.get(self._kept.parts.remote(attempts)) if attempts else []
+        if parts:
+            schema = _unified([schema for _, schema in parts])
+            tables = (_fitted(ray.get(rows), schema) for rows, _ in parts)
+            self.result = self._client.ingest(self._name, tables, mode=self._mode, progress=False, **self._options)
+        self._forget()
+
+    def on_write_failed(self, error: Exception) -> None:  # noqa: ARG002 - as Ray has it
+        """Free the rows of all tasks."""
+        self._forget()
+
+    def _forget(self) -> None:
+        kept, self._kept = self._kept, None
+        if kept is not None:
+            ray.kill(kept)
+
+
+def _unified(schemas: Sequence[pa.Schema]) -> pa.Schema:
+    """A schema that holds the rows of all. Blocks may lack a column, or have only nulls in it."""
+    fields: dict[str, pa.Field] = {}
+    for schema in schemas:
+        for field in schema:
+            before = fields.setdefault(field.name, field)
+            try:
+                (both,) = pa.unify_schemas(
+                    [pa.schema([before.remove_metadata()]), pa.schema([field.remove_metadata()])],
+                    promote_options="permissive",
+                )
+            except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
+                raise InvalidRequest(
+                    f"column {shown(field.name)} is {before.type} in one block and {field.type} in another"
+                ) from error
+            fields[field.name] = both.with_metadata(before.metadata)  # such as the names of classes
+    return pa.schema(list(fields.values()))
+
+
+def _fitted(table: pa.Table, schema: pa.Schema) -> pa.Table:
+    """A table with the columns of a schema, null where it has none."""
+    columns = [
+        table[field.name].cast(field.type) if field.name in table.column_names else pa.nulls(table.num_rows, field.type)
+        for field in schema
+    ]
+    return pa.Table.from_arrays(columns, schema=schema)
