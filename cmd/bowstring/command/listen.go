@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -119,21 +120,36 @@ func listenSocket(ctx context.Context, path string) (_ net.Listener, lock *os.Fi
 			return nil, nil, fmt.Errorf("%w: %s is something else than a socket", schema.ErrInvalid, name)
 		}
 	}
-	// The socket gets its mode under a temporary name. Under the final name, a client
-	// could connect before Chmod.
+	// The socket gets its final name last: until then a client finds no socket, or that of
+	// a killed server.
 	if err := os.Remove(made); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, nil, err
 	}
-	l, err := new(net.ListenConfig).Listen(ctx, "unix", made)
+	l, err := listenPrivate(ctx, made)
 	if err != nil {
 		return nil, nil, err
 	}
-	socket := &socketListener{l.(*net.UnixListener), path}
+	socket := &socketListener{l, path}
 	socket.SetUnlinkOnClose(false)
-	if err := errors.Join(os.Chmod(made, 0o600), os.Rename(made, path)); err != nil {
+	if err := os.Rename(made, path); err != nil {
 		return nil, nil, errors.Join(err, socket.UnixListener.Close(), os.Remove(made))
 	}
 	return socket, lock, nil
+}
+
+// listenPrivate makes a socket that other users cannot connect to. Its mode is set before
+// it has a name, as bind takes the mode of the descriptor: between bind and chmod another
+// user could connect. A umask would hold for the whole process.
+func listenPrivate(ctx context.Context, path string) (*net.UnixListener, error) {
+	var mode error
+	config := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) error {
+		return errors.Join(c.Control(func(fd uintptr) { mode = unix.Fchmod(int(fd), 0o600) }), mode)
+	}}
+	l, err := config.Listen(ctx, "unix", path)
+	if err != nil {
+		return nil, err
+	}
+	return l.(*net.UnixListener), nil
 }
 
 // uriOf returns the address by which a client on this machine reaches a listener.

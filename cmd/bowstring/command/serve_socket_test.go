@@ -8,6 +8,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -161,5 +162,20 @@ func TestServeSocketRefuses(t *testing.T) {
 	}
 	if err := errors.Join(l.Close(), lock.Close()); err != nil {
 		t.Error(err)
+	}
+}
+
+// A socket has its mode as soon as it has a name, whatever the umask.
+func TestListenPrivate(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "socket")
+	old := syscall.Umask(0)
+	l, err := listenPrivate(t.Context(), path)
+	syscall.Umask(old)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	if info, err := os.Stat(path); err != nil || info.Mode().Perm() != 0o600 {
+		t.Errorf("the socket: %v, %v, want mode 0600", info, err)
 	}
 }

@@ -170,11 +170,12 @@ func printView(v *watch.View, w io.Writer) error {
 	if _, err := fmt.Fprintln(w); err != nil {
 		return err
 	}
-	streams := tableOf(">ID", "KIND", "DATASET", "TENANT", ">BYTES/S", ">ROWS/S", ">STORE", ">SPILL", ">ENCODE", ">CONSUMER", "LIMIT")
+	streams := tableOf(">ID", "KIND", "DATASET", "TENANT", ">BYTES/S", ">ROWS/S", ">STORE", ">SPILL", ">ENCODE", ">OPERATORS",
+		">CONSUMER", "LIMIT")
 	for _, s := range v.Streams[:min(len(v.Streams), maxTopStreams)] {
 		streams.add(fmt.Sprint(s.ID), s.Kind, s.Dataset, s.Tenant, humanize.IBytes(uint64(s.BytesPerSec)),
 			humanize.Comma(int64(s.RowsPerSec)),
-			percent(&s.Store), percent(&s.Spill), percent(&s.Encode), percent(&s.Consumer), s.Limit)
+			percent(&s.Store), percent(&s.Spill), percent(&s.Encode), percent(&s.Operators), percent(&s.Consumer), s.Limit)
 	}
 	if err := streams.print(w); err != nil {
 		return err

@@ -60,7 +60,7 @@ func TestTop(t *testing.T) {
 		t.Errorf("got jobs %+v", v.Jobs)
 	}
 	text := top()
-	for _, want := range []string{"1 streams", "no spill", "photos@1", "LIMIT", "LEFT"} {
+	for _, want := range []string{"1 streams", "no spill", "photos@1", "OPERATORS", "LIMIT", "LEFT"} {
 		if !strings.Contains(text, want) {
 			t.Errorf("no %q in\n%s", want, text)
 		}
