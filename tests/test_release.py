@@ -290,7 +290,7 @@ def index_of(out: Path) -> Iterator[str]:
 
 
 @pytest.mark.release
-@pytest.mark.timeout(1800)
+@pytest.mark.timeout(3600)
 def test_every_artifact_has_the_version(released: Path) -> None:
     tree = released.parents[2]
     assert user_verifies(released, tree / release.SIGNERS)
@@ -340,7 +340,7 @@ print(photos.num_rows, len(photos[0]["image"]) > 0, bowstring.__file__)
 
 
 @pytest.mark.release
-@pytest.mark.timeout(1800)
+@pytest.mark.timeout(3600)
 @pytest.mark.parametrize("platform", [None, "any"])
 def test_users_install_it_and_read(
     released: Path, tmp_path: Path, folder: Path, node: Node, platform: str | None
@@ -376,7 +376,7 @@ def test_users_install_it_and_read(
 
 
 @pytest.mark.release
-@pytest.mark.timeout(1800)
+@pytest.mark.timeout(3600)
 def test_two_runs_give_the_same_bytes(released: Path, key: Path) -> None:
     once = (released / "SHA256SUMS").read_text()
     again = make(released.parents[2], key)
