@@ -46,13 +46,13 @@ from bowstring._operators.stream import kind_of
 from bowstring._rows.storable import stored_type
 from bowstring._rows.upload import IngestResult
 from bowstring._source import opened, whole
+from bowstring._unstable.ray import ROWS_ALONE, runs, with_all_columns
 from bowstring._write import client_of
 from bowstring.errors import AlreadyExists, InvalidRequest, NotFound
 
 if TYPE_CHECKING:
-    from ray.data._internal.execution.interfaces import TaskContext
-
     from bowstring._transport.tls import Tls
+    from bowstring._unstable.ray import TaskContext
     from bowstring.client import Client
     from bowstring.dataset import Dataset
     from bowstring.plan import Plan, RankPlan
@@ -63,7 +63,6 @@ MIN_BATCH_BYTES, MAX_BATCH_BYTES = 64 << 10, 8 << 20
 BATCHES_A_BLOCK = 8  # a block exceeds Ray's target by at most one batch
 MAX_BATCH, MAX_LOCAL_BATCH = (1 << 31) - 1, 262_144
 TASK_BYTES, TASKS_A_CPU = 16 << 20, 4
-ROWS_ALONE = "__bsp_stub"  # the column by which Ray counts the rows of a block without columns
 
 
 def read(
@@ -195,9 +194,9 @@ class BowstringDatasource(Datasource):
 
     def __init__(self, dataset: Dataset, *, epoch: int = 0) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        with_all_columns(self)
         self._dataset = whole(dataset)  # in the plan's order, because a repeated task has to give the same blocks
         self._epoch = epoch
-        self._projection_map: dict[str, str] | None = None
         self._residual: Expr | None = None  # the part of the filters that the server does not apply
         self._plans: dict[tuple[int, int], Plan] = {}  # by ranks and epoch
         # The number of ranks, and those that are read; None for all
@@ -270,7 +269,7 @@ class BowstringDatasource(Datasource):
 
     def _names(self) -> list[str]:
         """The columns of the result."""
-        names = self._get_data_columns()
+        names = self.get_projection_map()
         return list(self._dataset.schema.names) if names is None else list(names)
 
     def _view(self) -> Dataset:
@@ -312,8 +311,7 @@ class BowstringDatasource(Datasource):
         self, parallelism: int, per_task_row_limit: int | None = None, data_context: DataContext | None = None
     ) -> list[ReadTask]:
         """One task for each endpoint with rows, for as many ranks as Ray requests."""
-        # Ray counts the runs of a dataset that have ended, as for its own shuffles of files.
-        plan = self._plan(max(1, parallelism), getattr(data_context, "_execution_idx", 0))
+        plan = self._plan(max(1, parallelism), runs(data_context))
         names = self._names()
         schema = pa.schema([plan.schema.field(name) for name in names], plan.schema.metadata)
         target = (data_context or DataContext.get_current()).target_max_block_size or MAX_BATCH_BYTES * BATCHES_A_BLOCK

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import io
-import json
 from collections.abc import Iterable
 from typing import Any
 
@@ -12,6 +10,7 @@ import pyarrow as pa
 
 from bowstring._filters import where
 from bowstring._filters.where import Column, Condition, Instant
+from bowstring._unstable.polars import literal, tree
 
 _COMPARISONS = {"Eq": "==", "NotEq": "!=", "Lt": "<", "LtEq": "<=", "Gt": ">", "GtEq": ">="}
 _STRING_TESTS = {"StartsWith": "startsWith", "EndsWith": "endsWith"}
@@ -22,7 +21,7 @@ _UNITS = {"ms": 1_000_000, "us": 1_000, "ns": 1}
 def conjuncts(predicate: pl.Expr) -> list[pl.Expr]:
     """The parts of a conjunction."""
     try:
-        node = json.loads(predicate.meta.serialize(format="json"))
+        node = tree(predicate)
         if node["BinaryExpr"]["op"] not in ("And", "LogicalAnd"):
             return [predicate]
         parts = predicate.meta.pop()
@@ -40,8 +39,8 @@ def translate(predicate: pl.Expr, schema: pa.Schema) -> Condition:
     rows.
     """
     try:
-        node = json.loads(predicate.meta.serialize(format="json"))
-    except (ValueError, pl.exceptions.PolarsError):
+        node = tree(predicate)
+    except ValueError:
         return where.UNKNOWN
     return _Reader(schema).condition(node)
 
@@ -176,8 +175,7 @@ class _Reader:
         """Let Polars evaluate a literal."""
         if not self._is_literal(node):
             raise KeyError("Literal")
-        literal = pl.Expr.deserialize(io.BytesIO(json.dumps(node).encode()), format="json")
-        series = pl.select(literal).to_series()
+        series = literal(node)
         if len(series) != 1:
             raise ValueError("a literal is one value")
         return series

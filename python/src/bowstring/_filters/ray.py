@@ -21,6 +21,7 @@ from ray.data.expressions import (
 
 from bowstring._filters import where
 from bowstring._filters.where import Column, Condition, Instant, Rows
+from bowstring._unstable.ray import text_test
 
 _COMPARISONS = {
     Operation.EQ: "==",
@@ -65,10 +66,9 @@ def _condition(e: Expr, schema: pa.Schema) -> Condition:
             return where.is_true(_column(e, schema))
         case LiteralExpr(value=(bool() | None) as value):
             return where.constant(value)
-        case PyArrowComputeUDFExpr(args=[column], pc_positional=(str() as text,), pc_kwargs={}) if (
-            not e.pc_kwargs and not e.kwargs
-        ):
-            return where.string_test(_column(column, schema), _STRING_TESTS[e.pc_func.__name__], text)
+        case PyArrowComputeUDFExpr() if (test := text_test(e)) is not None:
+            name, column, text = test
+            return where.string_test(_column(column, schema), _STRING_TESTS[name], text)
     return where.UNKNOWN
 
 

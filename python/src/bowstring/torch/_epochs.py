@@ -9,7 +9,6 @@ one, keeps the iterations of several loaders apart.
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
 import os
 import threading
 import weakref
@@ -22,6 +21,7 @@ import torch
 import torch.multiprocessing
 from torch.utils.data import get_worker_info
 
+from bowstring._unstable.torch import worker_number
 from bowstring.torch import _shared_memory
 
 try:
@@ -189,8 +189,7 @@ class Epochs(Owned):
             said = self._said
         else:
             seed, workers = info.seed - info.id, info.num_workers
-            identity = getattr(multiprocessing.current_process(), "_identity", None) or (0,)
-            first, turn = identity[-1] - info.id, self._rounds
+            first, turn = worker_number() - info.id, self._rounds
             # The epoch set when this process was started counts for its first iteration: by now there may be another.
             said = self._said if turn == 0 else Said(int(self._numbers[_SAID]), int(self._numbers[_EPOCH]))
             self._rounds += 1

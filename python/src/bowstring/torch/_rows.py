@@ -10,9 +10,9 @@ from typing import Any
 import pyarrow as pa
 import torch
 from torch.utils.data import default_collate
-from torch.utils.data._utils.collate import default_collate_fn_map
 
 from bowstring._messages import listed, shown
+from bowstring._unstable.torch import collate_by
 from bowstring.dataset import Dataset
 from bowstring.operators import is_ragged
 from bowstring.torch._columns import Batch, Blobs, batch_of
@@ -167,7 +167,7 @@ def _no_batches(batches: list[Any], **_: Any) -> Any:
     )
 
 
-default_collate_fn_map[Batch] = _no_batches  # torch would stack them, to tensors of another dimension
+collate_by(Batch, _no_batches)  # torch would stack them, to tensors of another dimension
 
 
 def _stacked(values: list[Any]) -> Any:
