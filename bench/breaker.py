@@ -130,9 +130,14 @@ class Breaker:
         """A client that is killed."""
         child = os.fork()
         if not child:
-            with _asked(self.url, ticket(turn)):
-                os.kill(os.getpid(), signal.SIGKILL)
-        os.waitpid(child, 0)
+            try:
+                with _asked(self.url, ticket(turn)):
+                    os.kill(os.getpid(), signal.SIGKILL)
+            finally:
+                os._exit(1)  # the server is away: else the child would go on as a second client
+        _, status = os.waitpid(child, 0)
+        if not os.WIFSIGNALED(status):
+            raise RuntimeError("the client that was to be killed got no answer")
 
 
 @contextlib.contextmanager

@@ -128,7 +128,7 @@ def one(binary: Path, folder: Path) -> Iterator[Site]:
     file, local, admin = folder / "tenants.yaml", folder / "local", f"127.0.0.1:{free_port()}"
     file.write_text(tenants.FILE)
     links = Links(binary)
-    with objects(binary, folder / "objects", "--refuse=0.01") as real:
+    with objects(binary, folder / "objects", "--refuse=0.002") as real:
         attach(binary, folder / "store", proxied(links, real))
         options = [f"--spill={folder / 'spill'}", f"--spill-bytes={SPILL}B", f"--spill-min-bytes={SPILL}B"]
         options += [f"--admin={admin}", "--window-memory=128MiB", f"--tenants={file}", f"--local={local}"]
@@ -157,7 +157,7 @@ def cluster(binary: Path, folder: Path, kind: str) -> Iterator[Site]:
     """Three nodes on a store in a bucket, or in Cassandra. Node `a` is never ended; `b` and `c` come and go."""
     folder.mkdir()
     with contextlib.ExitStack() as stack:
-        bucket = stack.enter_context(objects(binary, folder / "objects", "--refuse=0.01", "--lose=0.005"))
+        bucket = stack.enter_context(objects(binary, folder / "objects", "--refuse=0.002", "--lose=0.005"))
         database, clock, own_clock = None, folder / "database-clock", folder / "clock"
         clock.write_text("+0\n")
         own_clock.write_text("0s\n")
