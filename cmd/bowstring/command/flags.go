@@ -41,11 +41,11 @@ type serveFlags struct {
 
 // runFlags define where a server listens and when it stops.
 type runFlags struct {
-	Listen       string        `setting:"" basic:"" default:"127.0.0.1:8815" placeholder:"HOST:PORT" help:"Address to listen on; port 0 is any free one. Beyond this machine it takes TLS and a way to know callers, or --insecure. grpc+unix:///PATH is a socket that the server's user alone can connect to."`
+	Listen       string        `setting:"" basic:"" default:"127.0.0.1:8815" placeholder:"HOST:PORT" help:"Address to listen on. Port 0 is any free port. If other machines can reach it, the server needs TLS and authentication, or --insecure. grpc+unix:///PATH is a socket for the server's own user."`
 	ReadyFile    string        `setting:"" type:"path" placeholder:"FILE" help:"File to write the server's address to once it serves; removed when it stops."`
 	DrainTimeout time.Duration `setting:"" default:"30s" placeholder:"DURATION" help:"How long running streams may go on after SIGTERM or SIGINT. A second signal ends them at once."`
-	ExitWhenIdle time.Duration `setting:"" default:"0s" unset:"never" placeholder:"DURATION" help:"Stop as after SIGTERM when no client was connected for so long. A client closes a connection that it does not use; the server closes it after 15 minutes."`
-	GCEvery      time.Duration `setting:"" default:"0s" unset:"never" placeholder:"DURATION" help:"Free what nothing refers to about that often, as gc does, at a moment left to chance; what streams read stays. Of several servers of a store one collects at a time."`
+	ExitWhenIdle time.Duration `setting:"" default:"0s" unset:"never" placeholder:"DURATION" help:"Stop as after SIGTERM when no client was connected for this time. Clients close idle connections; the server closes them after 15 minutes."`
+	GCEvery      time.Duration `setting:"" default:"0s" unset:"never" placeholder:"DURATION" help:"Delete data that no snapshot uses about this often, at random times, as gc does. Data that streams read stays. If several servers share a store, one of them collects at a time."`
 	GCRate       size          `setting:"" default:"auto" unset:"as fast as it can" placeholder:"SIZE" help:"How many bytes a second such a collection of a store in Scylla or Cassandra reads and removes."`
 }
 
@@ -86,7 +86,7 @@ type limitFlags struct {
 
 // authFlags define how callers are authenticated.
 type authFlags struct {
-	TLSCert          string        `name:"tls-cert" setting:"" basic:"" type:"path" placeholder:"FILE" help:"Certificate of the server, with what stands between it and the root, as PEM. Read again when it changes."`
+	TLSCert          string        `name:"tls-cert" setting:"" basic:"" type:"path" placeholder:"FILE" help:"Certificate of the server and its intermediate certificates, as PEM. The server reads the file again when it changes."`
 	TLSKey           string        `name:"tls-key" setting:"" basic:"" type:"path" placeholder:"FILE" help:"Its private key, as PEM."`
 	TLSClientCA      string        `name:"tls-client-ca" setting:"" type:"path" placeholder:"FILE" help:"Roots of clients' certificates, as PEM: a client with one of theirs is let in by the name in it."`
 	TLSRequireClient bool          `name:"tls-require-client" setting:"" help:"Refuse connections without a client certificate, those of health checks too."`
@@ -97,9 +97,9 @@ type authFlags struct {
 	OIDCPrincipal    string        `name:"oidc-principal-claim" setting:"" default:"sub" placeholder:"CLAIM" help:"Claim that names the principal; a dot leads into an object."`
 	OIDCGroups       string        `name:"oidc-groups-claim" setting:"" default:"groups" placeholder:"CLAIM" help:"Claim that lists its groups."`
 	OIDCTenant       string        `name:"oidc-tenant-claim" setting:"" placeholder:"CLAIM" help:"Claim that names its tenant, or lists those that it may choose from, its own first."`
-	OIDCPrefix       string        `name:"oidc-prefix" setting:"" placeholder:"TEXT" help:"What stands before principals and groups from tokens of the provider."`
+	OIDCPrefix       string        `name:"oidc-prefix" setting:"" placeholder:"TEXT" help:"Text to put before the names of principals and groups from tokens of the provider."`
 	OIDCCA           string        `name:"oidc-ca" setting:"" unset:"the system's" type:"path" placeholder:"FILE" help:"Roots of the provider's certificate, as PEM."`
-	SourceGrace      time.Duration `setting:"" default:"5m" placeholder:"DURATION" help:"How long what was read last holds where a file of tokens, rules, tenants or certificates cannot be read; then running calls end and none is let in until it can."`
+	SourceGrace      time.Duration `setting:"" default:"5m" placeholder:"DURATION" help:"If a file of tokens, rules, tenants or certificates cannot be read, the server keeps its last content for this time. Then it ends running calls and refuses new ones until it can read the file."`
 	Insecure         bool          `setting:"" basic:"" help:"Listen beyond this machine without TLS or without authentication."`
 }
 
@@ -107,9 +107,9 @@ type authFlags struct {
 type recordFlags struct {
 	Rules        string `setting:"" basic:"" unset:"all may do all" type:"path" placeholder:"FILE" help:"Rules of who may do what with which dataset; read again when the file changes."`
 	Tenants      string `setting:"" unset:"callers name tenants, and all get the same" type:"path" placeholder:"FILE" help:"Tenants: who is in which, and what each gets; read again when the file changes."`
-	Usage        string `setting:"" type:"path" placeholder:"DIR" help:"Directory to keep in what tenants use by day and dataset; see usage. One server has it at a time."`
+	Usage        string `setting:"" type:"path" placeholder:"DIR" help:"Directory for records of what tenants use, by day and dataset; see usage. One server at a time can use it."`
 	UsageKeep    int    `setting:"" default:"400" placeholder:"DAYS" help:"For how many days that is kept."`
-	Lineage      string `setting:"" type:"path" placeholder:"DIR" help:"Directory to keep in what jobs were handed out, beside the spill for instance; see lineage. One server has it at a time."`
+	Lineage      string `setting:"" type:"path" placeholder:"DIR" help:"Directory for records of which samples jobs received, for example beside the spill; see lineage. One server at a time can use it."`
 	LineageBytes size   `setting:"" default:"64MiB" placeholder:"SIZE" help:"How much of that is kept, the latest."`
 	Audit        string `setting:"" type:"path" placeholder:"FILE" help:"File for the audit log of reads, writes and drops, as JSON lines. One server has it at a time."`
 	AuditSize    size   `setting:"" default:"100MiB" placeholder:"SIZE" help:"How long that file may get before it is put aside as FILE.1, FILE.2 and so on."`
@@ -119,9 +119,9 @@ type recordFlags struct {
 
 // spillFlags define the spill: its directory and size.
 type spillFlags struct {
-	Spill         string  `setting:"" basic:"" type:"path" placeholder:"DIR" help:"Directory on a disk of this machine to keep samples in that were fetched, so that they need not be fetched again. One server at a time can have it."`
+	Spill         string  `setting:"" basic:"" type:"path" placeholder:"DIR" help:"Directory on a disk of this machine for a cache of fetched samples. One server at a time can use it."`
 	SpillBytes    portion `setting:"" basic:"" default:"30%" placeholder:"SIZE|SHARE%" help:"Most that it takes of the disk, index and dead space included: a size of 16MiB or more, or a share of the file system that DIR is on."`
-	SpillMinBytes portion `setting:"" default:"auto" unset:"a tenth of --spill-bytes" placeholder:"SIZE|SHARE%" help:"What it may be made smaller to, when the disk is needed or more does not pay."`
+	SpillMinBytes portion `setting:"" default:"auto" unset:"a tenth of --spill-bytes" placeholder:"SIZE|SHARE%" help:"Least size of the cache. The server shrinks the cache if the disk is needed, or if a larger cache saves no time."`
 	SpillKeepFree size    `setting:"" default:"1GiB" placeholder:"SIZE" help:"Space on that file system that is left free."`
 }
 
@@ -131,13 +131,13 @@ type clusterFlags struct {
 	Node            string        `setting:"" unset:"the name of this machine" placeholder:"ID" help:"What the node is called; it stays so when it is started again."`
 	Advertise       string        `setting:"" unset:"the address of --listen, which must be one of this machine's then" placeholder:"grpc://HOST:PORT" help:"Where clients and other nodes reach it."`
 	Zone            string        `setting:"" unset:"all nodes are in one" placeholder:"NAME" help:"Where it is: a zone, a rack. Bytes between zones are expensive."`
-	NodeRanks       int64         `setting:"" default:"1" placeholder:"N" help:"How many ranks run beside it, in proportion to others: so much it owns."`
-	ClusterKeyFile  string        `setting:"" type:"path" placeholder:"FILE" help:"What the nodes know each other by: a secret of 32 characters or more, the same for all, or two, one a line. Read again when it changes. Without it they read from each other only where everybody may read everything."`
+	NodeRanks       int64         `setting:"" default:"1" placeholder:"N" help:"How many ranks run on this node. Its share of the samples is in proportion to this number."`
+	ClusterKeyFile  string        `setting:"" type:"path" placeholder:"FILE" help:"File with a secret of 32 characters or more by which the nodes know each other. All nodes have the same file. Two secrets, one a line, are accepted while the secret changes. The server reads the file again when it changes. Without it, nodes read from each other only if all callers may read everything."`
 	ClusterCA       string        `setting:"" name:"cluster-ca" unset:"the system's" type:"path" placeholder:"FILE" help:"Roots of the other nodes' certificates, as PEM."`
-	PeerPlaintext   bool          `setting:"" help:"Ask other nodes whose address is grpc:// too, though this one has a certificate: what they say can be read, and changed, on the way."`
+	PeerPlaintext   bool          `setting:"" help:"Read from other nodes with grpc:// addresses, although this node has a certificate. Such data can be read and changed on the way."`
 	PeerEgress      size          `setting:"" default:"auto" unset:"any" placeholder:"SIZE" help:"How many bytes a second are sent to other nodes at most, fairly between the tenants that ask; what is more, they read from the store."`
-	PeerEgressZones string        `setting:"" unset:"any" placeholder:"ZONE=SIZE,..." help:"Likewise of what goes to the nodes of a zone: b=100MB,c=1GB."`
-	HandoverTimeout time.Duration `setting:"" default:"10m" placeholder:"DURATION" help:"For how long a node that cluster drain has leave hands its cache over to others. After SIGTERM it is nine tenths of --drain-timeout."`
+	PeerEgressZones string        `setting:"" unset:"any" placeholder:"ZONE=SIZE,..." help:"The same limit for all nodes of a zone: b=100MB,c=1GB."`
+	HandoverTimeout time.Duration `setting:"" default:"10m" placeholder:"DURATION" help:"How long a node that leaves by cluster drain sends its cache to other nodes. After SIGTERM the limit is nine tenths of --drain-timeout."`
 
 	PeerProtocol int `hidden:"" help:"The only protocol to speak with other nodes, as another program would: for tests of upgrades."`
 }
@@ -145,12 +145,12 @@ type clusterFlags struct {
 // localFlags share memory with clients on the server's machine.
 type localFlags struct {
 	Local           string   `setting:"" basic:"" type:"path" placeholder:"SOCKET" help:"Share memory with clients on this machine, by a socket of that name: they get blobs without a copy through TCP."`
-	LocalMode       string   `setting:"" default:"0600" placeholder:"MODE" help:"Who may connect to that socket, as of a file; 0600 is the server's own user."`
-	LocalUID        []uint32 `setting:"" name:"local-uid" unset:"all" placeholder:"UID" help:"Users who may, of those whom --local-mode lets."`
+	LocalMode       string   `setting:"" default:"0600" placeholder:"MODE" help:"Permissions of that socket, as of a file. 0600 is the server's own user."`
+	LocalUID        []uint32 `setting:"" name:"local-uid" unset:"all" placeholder:"UID" help:"Users who may connect, among those whom --local-mode permits."`
 	LocalRing       size     `setting:"" default:"64MiB" placeholder:"SIZE" help:"Memory for each stream of such a client."`
 	LocalMemory     size     `setting:"" default:"1GiB" placeholder:"SIZE" help:"Memory for all of them together; later streams are served by TCP. One user may have all of it, or half where --local-mode lets others than the server's user connect."`
 	LocalReferences bool     `setting:"" help:"Let such clients that ask for it read blobs in place, in the files of the spill or of an embedded store, without any copy. They can read all of those files: not with --rules or --tenants."`
-	LocalPinned     size     `setting:"" default:"auto" unset:"a quarter of the spill, and 1GiB at most" placeholder:"SIZE" help:"Blobs that all of their streams may keep from being evicted so, each a quarter of it; what goes beyond is copied."`
+	LocalPinned     size     `setting:"" default:"auto" unset:"a quarter of the spill, and 1GiB at most" placeholder:"SIZE" help:"Size of blobs that streams may protect from eviction while clients use them. Each stream has a quarter of it. Other blobs are copied."`
 }
 
 // observeFlags define the admin listener, and where traces go.
@@ -159,10 +159,10 @@ type observeFlags struct {
 	AdminCert      string  `setting:"" type:"path" placeholder:"FILE" help:"Certificate that the admin listener presents, in PEM; read again when it is replaced."`
 	AdminKey       string  `setting:"" type:"path" placeholder:"FILE" help:"Key of --admin-cert."`
 	AdminTokenFile string  `setting:"" unset:"what BOWSTRING_ADMIN_TOKEN says, which is no setting" type:"path" placeholder:"FILE" help:"File with the token that /metrics and profiles take, read again when it is replaced."`
-	AdminHost      string  `setting:"" placeholder:"NAMES" help:"Names, separated by commas, by which browsers and scrapers may ask the admin listener, where it has no token, beside addresses, localhost and the machine's name."`
+	AdminHost      string  `setting:"" placeholder:"NAMES" help:"Host names, separated by commas, that requests to the admin listener may have if it has no token. Addresses, localhost and the machine's name are always allowed."`
 	NoConsole      bool    `setting:"" help:"Serve no console at --admin."`
-	OTLPEndpoint   string  `setting:"" name:"otlp-endpoint" unset:"what OTEL_EXPORTER_OTLP_ENDPOINT says" placeholder:"URL" help:"Collector of OpenTelemetry traces, by OTLP over gRPC, such as http://localhost:4317."`
-	TraceRatio     float64 `setting:"" default:"0.01" placeholder:"SHARE" help:"Share of the calls to trace whose callers do not trace, 0 to 1; OTEL_TRACES_SAMPLER holds where this is not set."`
+	OTLPEndpoint   string  `setting:"" name:"otlp-endpoint" unset:"what OTEL_EXPORTER_OTLP_ENDPOINT says" placeholder:"URL" help:"Collector of OpenTelemetry traces by OTLP over gRPC, such as http://localhost:4317."`
+	TraceRatio     float64 `setting:"" default:"0.01" placeholder:"SHARE" help:"Share of calls to trace if their callers do not trace, from 0 to 1. If it is not set, OTEL_TRACES_SAMPLER decides."`
 }
 
 // units explain the placeholders of settings whose values are more than a name.
