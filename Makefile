@@ -88,6 +88,10 @@ diagrams: go-check ## Draw the pictures of docs/ARCHITECTURE.md from the texts b
 	@for name in doget:elk cluster:dagre; do \
 	  $(GO) run oss.terrastruct.com/d2@v0.7.1 --layout $${name#*:} --pad 10 docs/diagrams/$${name%:*}.d2 docs/diagrams/$${name%:*}.svg; done
 
+.PHONY: screenshots
+screenshots: $(VENV)/.package build ## Take the pictures of the console in docs/console, with jobs that run.
+	@PYTHONPATH=examples $(PY) tests/screenshots.py $(dir $(BIN)) docs/console
+
 .PHONY: shape
 shape: go-check ## Count what the program is made of, and what a DoGet goes through: lines, packages, the largest types, references, flags, hops, hand-offs, locks.
 	@go run ./bench/shape

@@ -18,7 +18,9 @@ import photos
 import pyarrow as pa
 import pyarrow.flight as fl
 import pytest
+import screenshots
 from axe_core_python.sync_playwright import Axe
+from conftest import ROOT
 from node import Node
 from playwright.sync_api import Browser, BrowserContext, Page, Route, expect, sync_playwright
 from rounds import rounds
@@ -60,12 +62,6 @@ class Served(NamedTuple):
     node: Node
     url: str
     folder: Path
-
-
-def admin_of(log: Path) -> str:
-    """Find the address of the admin listener in the log."""
-    line = next(line for line in log.read_text().splitlines() if "the admin listener answers" in line)
-    return line.split("address=")[1].split()[0] + "/console/"
 
 
 def sound() -> bytes:
@@ -112,7 +108,7 @@ def served(binary: Path, store: Path, tmp_path_factory: pytest.TempPathFactory) 
                 blobs=["audio"],
                 media={"audio": "audio"},
             )
-        yield Served(node, admin_of(folder / "log"), folder)
+        yield Served(node, screenshots.admin_of(folder / "log"), folder)
 
 
 @pytest.fixture
@@ -210,6 +206,19 @@ def test_samples(served: Served, page: Page) -> None:
     expect(page.get_by_role("alert")).to_contain_text('did you mean "label"')
     expect(page.locator(".place mark")).to_have_text("lable")
     accessible(page)
+
+
+@pytest.mark.parametrize("view", screenshots.VIEWS, ids=lambda view: view.name)
+def test_the_views_of_the_pictures_are_there(served: Served, page: Page, view: screenshots.View) -> None:
+    """The pages show pictures of these views. Nothing is compared but the names of their regions."""
+    with fl.connect(served.node.url) as client:
+        rates = {"store": {"latency_ms": 20, "bytes_per_s": 1_000_000}}
+        list(client.do_action(("calibrate", json.dumps({"rates": rates}).encode())))
+    screenshots.shown(page, served.url, view)
+    for scheme in screenshots.SCHEMES:
+        picture = ROOT / "docs" / "console" / f"{view.name}-{scheme}.webp"
+        assert picture.stat().st_size <= screenshots.MOST_BYTES
+        assert f"console/{picture.name}" in (ROOT / "docs" / "operating" / "watch.md").read_text()
 
 
 def test_explain(served: Served, page: Page) -> None:
@@ -360,7 +369,7 @@ def test_rights(binary: Path, bowstring: Run, store: Path, browser: Browser, tmp
         bowstring("import", store.parent / "photos", name, "--store", tmp_path / "store")
     flags = ["--admin=127.0.0.1:0", f"--tokens={tokens}", f"--rules={rules}"]
     with Node(binary, tmp_path / "store", *flags, log=tmp_path / "log") as node, watched(browser) as context:
-        url = admin_of(tmp_path / "log")
+        url = screenshots.admin_of(tmp_path / "log")
         page = context.new_page()
         page.goto(url + "#/dataset/photos/samples")
         accessible(page)

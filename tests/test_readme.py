@@ -75,7 +75,7 @@ def test_the_readme_is_short() -> None:
     assert len(words) <= 600
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/benchmarks.md"])
+@pytest.mark.parametrize("page", ["README.md", "docs/benchmarks.md", "docs/operating/watch.md"])
 def test_pictures_in_both_modes_are_there(page: str) -> None:
     """Markdown has no picture for dark pages, so these are in HTML, which no other test reads."""
     pictures = re.findall(r'(?:src|srcset)="([^"]+)"', (ROOT / page).read_text())

@@ -60,7 +60,7 @@ def stage(root: Path, into: Path) -> None:
         target = into / name
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_text(lists(LINK.sub(placed, page.read_text())))
-    for name in tracked(root, "docs/*.svg", "docs/*.png"):
+    for name in tracked(root, "docs/*.svg", "docs/*.png", "docs/*.webp"):
         copy(root, into, root / name)
 
 

@@ -20,7 +20,7 @@ export function chart() {
     plot = new window.uPlot({
       width: Math.max(200, box.clientWidth), height: 210, legend: { show: false }, cursor: { show: false }, padding: [8, 8, 0, 0],
       scales: { x: { time: true, range: (u, min, max) => [Math.min(min ?? now, (max ?? now) - 120), max ?? now] }, y: { range: (u, min, max) => [0, Math.max(max || 0, 1024) * 1.1] } },
-      axes: [{ ...axis, values: [[3600, "{HH}:{mm}", null, null, null, null, null, null, 1], [60, "{HH}:{mm}", null, null, null, null, null, null, 1], [1, "{HH}:{mm}:{ss}", null, null, null, null, null, null, 1]] }, { ...axis, size: 74, incrs: steps, values: (u, marks) => marks.map((v) => (v === 0 ? "0" : bytes(v) + "/s")) }],
+      axes: [{ ...axis, size: 28, space: 90, values: [[3600, "{HH}:{mm}", null, null, null, null, null, null, 1], [60, "{HH}:{mm}", null, null, null, null, null, null, 1], [1, "{HH}:{mm}:{ss}", null, null, null, null, null, null, 1]] }, { ...axis, size: 74, incrs: steps, values: (u, marks) => marks.map((v) => (v === 0 ? "0" : bytes(v) + "/s")) }],
       series: [{}, ...lines.map(([, name], i) => ({ stroke: colour(name === "all" ? "accent" : name), width: i ? 1.5 : 2, points: { show: false }, spanGaps: false }))],
     }, data, box);
   }

@@ -5,7 +5,7 @@ import { failed } from "./datasets.js";
 
 export function distribution(body, about, name) {
   const stop = new AbortController();
-  body.className = "cols";
+  body.className = "cols values";
   const columns = [];
   for (const c of about.columns) {
     if (c.kind === "metadata" && !/^(list|struct|map|large_list|fixed_size_list)/.test(c.type)) columns.push(c.name);
