@@ -102,8 +102,7 @@ def package(*names: str) -> Need:
     return Need(" and ".join(names), missing)
 
 
-GO = program("go")
-# With these, tests/cassandra/cassandra.sh gets the rest.
+# tests/cassandra/cassandra.sh gets the server by these.
 CASSANDRA = replace(program("java", "mvn"), name="Cassandra")
 
 Run = Callable[["Context"], "Result"]
@@ -216,7 +215,7 @@ def median(values: Iterable[float]) -> float:
     return statistics.median(values)
 
 
-# Of `go test -bench`: with -short, benchmarks that are large make little of everything.
+# Flags of `go test -bench`: with -short, large benchmarks are small.
 GO_SIZES = sized([], smoke=["-short", "-benchtime=1x", "-count=1"])
 
 

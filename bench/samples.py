@@ -9,7 +9,7 @@ from pathlib import Path
 from PIL import Image
 from sizes import sized
 
-# What most cases read: as many as a small class of ImageNet's, of its mean size.
+# Most cases read these: as many as a small class of ImageNet's, of its mean size.
 COUNT, SIZE = sized(4_000, smoke=256), 110_000
 SEGMENT = 60_000  # of a JPEG comment, which may have 65,533 bytes
 
