@@ -222,7 +222,7 @@ GO_SIZES = sized([], smoke=["-short", "-benchtime=1x", "-count=1"])
 def go_benchmark(context: Context, case: str, package: str, name: str, *flags: str) -> dict[str, list[float]]:
     """The metrics of a Go benchmark, by unit: a value of each of its runs (-count), of the worst of its cases."""
     done = subprocess.run(
-        ["go", "test", "-run", "^$", "-bench", f"^{name}$", "-benchmem", *flags, *GO_SIZES, package],  # noqa: S607
+        ["go", "test", "-vet=off", "-run", "^$", "-bench", f"^{name}$", "-benchmem", *flags, *GO_SIZES, package],  # noqa: S607
         cwd=context.root,
         check=False,
         capture_output=True,

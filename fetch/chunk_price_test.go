@@ -27,6 +27,9 @@ func BenchmarkChunkPrice(b *testing.B) {
 		{"all", 1.5, 2400, 110 << 10, 256 << 20, ""}, {"half", 0.5, 19200, 110 << 7, 32 << 20, ""},
 		{"tenth", 0.1, 19200, 110 << 7, 32 << 20, ""}, {"free", 0.1, 19200, 110 << 7, 32 << 20, schema.OrderFree},
 	} {
+		if testing.Short() {
+			c.n, c.window = c.n/4, c.window/4
+		}
 		b.Run(c.name, func(b *testing.B) {
 			for range b.N {
 				c.run(b)

@@ -52,7 +52,7 @@ func madeKey(kind byte, n int64) (k schema.Key) {
 func newMadeUp(tb testing.TB, rows int64, rtt time.Duration) *madeUp {
 	s := must(schema.NewSchema([]arrow.Field{{Name: "label", Type: arrow.PrimitiveTypes.Int64},
 		{Name: "day", Type: arrow.PrimitiveTypes.Uint64}}, []arrow.Field{schema.BlobField("image", "image", false)}))
-	m := &madeUp{blob: bytes.Repeat([]byte("made up "), 128), rtt: rtt, snap: &schema.Snapshot{Dataset: "d", Number: 1,
+	m := &madeUp{Store: newStore(tb).Store, blob: bytes.Repeat([]byte("made up "), 128), rtt: rtt, snap: &schema.Snapshot{Dataset: "d", Number: 1,
 		Schema: s}}
 	b := schema.NewChunkBuilder(memory.DefaultAllocator, s)
 	defer b.Release()
@@ -133,6 +133,8 @@ func (m *madeUp) index(c int64) ([]byte, schema.Chunk) {
 	}
 	return list.Finish()
 }
+
+func (*madeUp) Traits() store.Traits { return store.Traits{Replicas: 1} }
 
 func (m *madeUp) Snapshot(ctx context.Context, _ string, _ int64) (*schema.Snapshot, error) {
 	return m.snap, pause(ctx, m.rtt)

@@ -22,11 +22,14 @@ ROOT = Path(__file__).parent.parent
 # Cases whose smoke run takes longer than 15 seconds on two processors, by what takes it.
 LONG = {
     **dict.fromkeys(("dlcache", "image_ops", "image_same", "imagenet_like"), "another Pillow is installed"),
-    **dict.fromkeys(("access", "attach_objects", "cluster"), "tests of many packages are built"),
+    **dict.fromkeys(
+        ("access", "attach_objects", "chunk_price", "cluster", "manifest", "observe", "replicas"),
+        "tests of many packages are built",
+    ),
     "engine": "a store is made in memory for each order",
     "groups": "24 clients start",
     "own_data": "the libraries of all kinds of files are imported",
-    "simulate": "256 nodes are simulated",
+    "simulate": "jobs of eight nodes are simulated",
     "simulate_store": "each mistake is planted",
 }
 

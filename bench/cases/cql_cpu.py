@@ -13,8 +13,8 @@ from samples import image_folder
 from server import Server
 from sizes import sized
 
-SMALL_COUNT, SMALL_SIZE = sized(8_000, smoke=500), 8_000
-SECONDS = int(os.environ.get("SECONDS_EACH", sized("10", smoke="1")))
+SMALL_COUNT, SMALL_SIZE = sized(8_000, smoke=4_000), 8_000
+SECONDS = int(os.environ.get("SECONDS_EACH", sized("10", smoke="2")))
 # Less than an epoch, or the next one finds there what this one has read.
 WINDOW = sized("--window-memory=128MiB", smoke="--window-memory=8MiB")
 KEYS = {"one": "&keys=1", "gathered": ""}  # by what the store's address says

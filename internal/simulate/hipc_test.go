@@ -43,12 +43,8 @@ func publishedFigures() (list []published) {
 	}
 	const store, link, nodes, learners, speedup = 5e9 / hipcBytes, 12.5e9 / hipcBytes, 256, 1024, 34
 	balance := moved(nodes) * store / (nodes * link)
-	sample := int64(8)
-	if testing.Short() {
-		sample = 32 // the most that leaves one for each learner
-	}
 	return append(list, published{
-		name: "ImageNet-256", nodes: nodes, ranks: learners / nodes, sample: sample, samples: 1_281_167 / sample * sample,
+		name: "ImageNet-256", nodes: nodes, ranks: learners / nodes, sample: 8, samples: 1_281_167 / 8 * 8,
 		speedup: speedup, moved: moved(nodes),
 		store: store, link: link, learner: store / learners * (speedup - 1) / (1 - speedup*balance),
 	})
@@ -90,6 +86,9 @@ func (p published) file() string {
 // and by simulation.
 func BenchmarkHiPC(b *testing.B) {
 	for _, p := range publishedFigures() {
+		if testing.Short() {
+			p.nodes, p.samples = min(p.nodes, 8), min(p.samples, 64_000)
+		}
 		b.Run(p.name, func(b *testing.B) {
 			for range b.N {
 				f, err := Parse([]byte(p.file()), nil)
