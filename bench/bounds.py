@@ -127,6 +127,10 @@ BOUNDS: dict[str, dict[str, Bound]] = {
         "gain_mean": at_least(2, quiet=True),
         "wall_worst": at_least(0.97, quiet=True),
     },
+    "dlio": {
+        "au": at_least(0.9, quiet=True),
+        "vs_files": at_least(0.98, quiet=True),
+    },
     "engine": {
         "us_per_sample_4k": at_most(5, quiet=True, only="SIZE=4k"),
         "ratio_150ms": at_least(0.97, quiet=True),

@@ -74,6 +74,7 @@ CASES: dict[str, str] = {
     "librispeech_like": "librispeech_like",
     "placement": "placement",
     "dlcache": "dlcache",
+    "dlio": "dlio",
     "prefix_cache": "prefix_cache",
     "faults": "faults",
     "install": "install",
