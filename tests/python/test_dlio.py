@@ -8,6 +8,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -18,6 +19,7 @@ import bowstring
 import numpy as np
 import pytest
 from node import Node
+from wire import until
 
 SAMPLES, BATCH = 21, 4
 
@@ -166,6 +168,20 @@ def test_ranks_share_an_epoch(dlio: Any, reader: Reader) -> None:
         reader.read.clear()
     assert len(found[0]) == len(found[1]) == SAMPLES // (2 * BATCH) * BATCH
     assert not found[0] & found[1]
+
+
+@pytest.mark.usefixtures("volumes")
+def test_records_are_not_decoded(dlio: Any, reader: Reader) -> None:
+    """DLIO leaves the loop at the last step it wants: then the thread that receives ends."""
+    Settings.current.num_samples_per_file, Settings.current.read_threads = 3, 4
+    loader = dlio.BowstringDataLoader(Format.TFRECORD, Kind.TRAIN, 1)
+    loader.read()
+    batches = loader.next()
+    assert next(batches).shape == (BATCH, 2, 2)
+    batches.close()
+    assert len(list(loader.next())) == SAMPLES // BATCH
+    assert not reader.read
+    until(lambda: not any(t.name.startswith("bowstring-dlio") for t in threading.enumerate()), "the end of the thread")
 
 
 @pytest.mark.usefixtures("volumes")

@@ -16,7 +16,9 @@ from __future__ import annotations
 import math
 import os
 import pickle
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +42,7 @@ RECORDS = FormatType.TFRECORD  # the only format whose files are many rows of a 
 
 
 class BowstringDataLoader(BaseDataLoader):  # type: ignore[misc]
-    """The batches of a workload from a dataset, read in `read_threads` worker processes.
+    """The batches of a workload from a dataset: `read_threads` worker processes read files, and a thread reads records.
 
     DLIO makes one for training and one for evaluation, and calls `read` once and `next` once for each epoch. Rows are
     those of the split `train` or `valid`. Each row is one sample of DLIO: a file, or a record of a TFRecord file. A
@@ -68,7 +70,9 @@ class BowstringDataLoader(BaseDataLoader):  # type: ignore[misc]
                 f"{dataset!r} has {len(dataset)} rows, want {self.num_samples}, the samples of DLIO's files"
             )
         column = _bytes_column(dataset.schema)
-        threads = args.read_threads
+        # Records need no decoding, so a worker would only pass them on. A step of cosmoflow is a record in 3.5 ms, and
+        # passing a batch between processes takes CPU time of both.
+        threads = 0 if self.format_type is RECORDS else args.read_threads
         workers: dict[str, Any] = {}
         if threads:  # as DLIO's own loader has it
             workers = {
@@ -95,11 +99,24 @@ class BowstringDataLoader(BaseDataLoader):  # type: ignore[misc]
         """The batches of the next epoch."""
         if self._loader is None:
             raise RuntimeError("next: read was not called")
-        yield from self._loader
+        yield from self._loader if self._loader.num_workers else _prefetched(self._loader, self._args.prefetch_size)
         self.epoch_number += 1
 
     def finalize(self) -> None:
         """Called after each epoch. The workers stay for the next one."""
+
+
+def _prefetched(batches: Iterable[torch.Tensor], size: int) -> Iterator[torch.Tensor]:
+    """The same batches: while the caller uses one, a thread receives up to `size` others, 1 at least."""
+    source = iter(batches)
+    with ThreadPoolExecutor(1, "bowstring-dlio") as thread:
+        received = deque(thread.submit(next, source, None) for _ in range(max(size, 1)))
+        try:
+            while (batch := received.popleft().result()) is not None:
+                received.append(thread.submit(next, source, None))
+                yield batch
+        finally:
+            thread.shutdown(wait=False, cancel_futures=True)
 
 
 class _Samples:
@@ -115,17 +132,16 @@ class _Samples:
 
     def __call__(self, samples: list[dict[str, torch.Tensor]]) -> torch.Tensor:
         worker = get_worker_info()
-        if self._reader is None and worker is not None:
-            pickle.loads(self._settings)  # noqa: S301 - a spawned worker has no settings; loading them sets them
-        args = ConfigArguments.get_instance()
         if self._format is not RECORDS:
             if self._reader is None:
+                if worker is not None:
+                    pickle.loads(self._settings)  # noqa: S301 - a spawned worker has no settings; loading sets them
                 thread = -1 if worker is None else worker.id
                 self._reader = ReaderFactory.get_reader(self._format, self._dataset_type, thread, self._epoch)
             for sample in samples:
                 self._decode(sample[self._column])
         # The rows of DLIO's batches are all one constant image: its readers drop what they decode.
-        return torch.from_numpy(np.stack([args.resized_image] * len(samples)))
+        return torch.from_numpy(np.stack([ConfigArguments.get_instance().resized_image] * len(samples)))
 
     def _decode(self, blob: torch.Tensor) -> None:
         """What DLIO's reader does with a file, whose bytes it gets in place of its name."""
