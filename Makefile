@@ -70,7 +70,7 @@ nightly: go-check cc-check python-check ## The tests that repeat, for hours: all
 lint: lint-go lint-python lint-vulnerabilities site ## golangci-lint with the import rule, ruff and mypy, known vulnerabilities, the documents' references.
 
 .PHONY: bench
-bench: $(VENV)/.package build $(if $(filter own_data,$(or $(CASE),own_data)),build/mosaicml/.installed) ## Measure side by side: all cases, or one with CASE=name. Rounds are added until ratios are sure (ROUNDS=6..20, CONFIDENCE=.02).
+bench: $(VENV)/.package build $(if $(filter own_data,$(or $(CASE),own_data)),build/mosaicml/.installed) $(if $(filter dlio,$(CASE)),build/dlio/.installed) ## Measure side by side: all cases, or one with CASE=name. Rounds are added until ratios are sure (ROUNDS=6..20, CONFIDENCE=.02).
 	@$(PY) bench/run.py $(CASE) --rounds=$(ROUNDS) --confidence=$(CONFIDENCE)
 
 # Programs beside which headlines are measured, and which nothing else in `make bench` needs; DALI has 788 MB.
@@ -299,6 +299,7 @@ nightly-dali: $(VENV)/.package build/dali/.installed build ## Pipelines of DALI 
 .PHONY: nightly-dlio
 nightly-dlio: $(VENV)/.package build/dlio/.installed build ## A workload of DLIO, MLPerf Storage's benchmark, which is in build/dlio.
 	@$(STAGE) nightly-dlio env PYTHONPATH=$(CURDIR)/build/dlio LD_LIBRARY_PATH=$(CURDIR)/build/dlio/lib $(PY) -m pytest tests/python/test_dlio.py
+	@$(STAGE) nightly-dlio-bench $(PY) bench/run.py dlio --smoke
 
 .PHONY: nightly-frameworks
 nightly-frameworks: $(VENV)/.package build/frameworks/.installed build ## JAX on the devices of a mesh, and Lhotse, which are in build/frameworks.
