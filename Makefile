@@ -299,7 +299,6 @@ nightly-dali: $(VENV)/.package build/dali/.installed build ## Pipelines of DALI 
 .PHONY: nightly-dlio
 nightly-dlio: $(VENV)/.package build/dlio/.installed build ## A workload of DLIO, MLPerf Storage's benchmark, which is in build/dlio.
 	@$(STAGE) nightly-dlio env PYTHONPATH=$(CURDIR)/build/dlio LD_LIBRARY_PATH=$(CURDIR)/build/dlio/lib $(PY) -m pytest tests/python/test_dlio.py
-	@$(STAGE) nightly-dlio-bench $(PY) bench/run.py dlio --smoke
 
 .PHONY: nightly-frameworks
 nightly-frameworks: $(VENV)/.package build/frameworks/.installed build ## JAX on the devices of a mesh, and Lhotse, which are in build/frameworks.
