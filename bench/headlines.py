@@ -23,8 +23,6 @@ from harness import Context, emit  # noqa: E402
 from systems import SYSTEMS, page  # noqa: E402
 from systems.model import measured  # noqa: E402
 
-ROUNDS = 3
-
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Measure what other systems have published; prints JSON lines.")
@@ -32,9 +30,7 @@ def main() -> int:
     parser.add_argument("--bowstring", type=Path, default=ROOT / "build/bin/bowstring", help="the binary")
     parser.add_argument("--dir", type=Path, help="where data sets and stores go (default: a temporary directory)")
     parser.add_argument("--out", type=Path, help="where headlines.md goes (default: docs)")
-    parser.add_argument(
-        "--rounds", type=int, help=f"rounds of interleaved sides (default: {ROUNDS}, or 1 with --smoke)"
-    )
+    parser.add_argument("--rounds", type=int, help="rounds of interleaved sides (default: each system's own)")
     parser.add_argument(
         "--smoke", action="store_true", help="small sizes: whether it runs, and no figures; needs --out"
     )
@@ -48,7 +44,7 @@ def main() -> int:
     began = time.monotonic()
     for system in [] if args.render else wanted:
         with tempfile.TemporaryDirectory(prefix="bowstring-headlines-", dir=args.dir) as folder:
-            rounds = args.rounds or (1 if args.smoke else ROUNDS)
+            rounds = args.rounds or (1 if args.smoke else system.rounds)
             context = Context(binary=args.bowstring.resolve(), root=ROOT, folder=Path(folder), rounds=rounds)
             results[system.name] = measured(system, context, args.smoke)
         emit(**results[system.name])

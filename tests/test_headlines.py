@@ -60,7 +60,7 @@ SMOKED = [pytest.param(s.name, marks=[] if s.name == "deli" else [pytest.mark.ni
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("name", SMOKED)
 def test_a_system_runs(name: str, tmp_path: Path) -> None:
     command: list[str | Path] = [sys.executable, ROOT / "bench/headlines.py", name, "--smoke", "--dir", tmp_path]

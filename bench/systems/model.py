@@ -77,6 +77,7 @@ class System:
     apart: str  # what cannot be compared, and why
     run: Callable[[Context, bool], Found]
     plot: Callable[[Axes, Json], None]
+    rounds: int = 3  # of interleaved sides, so that all systems take 90 minutes at most
 
 
 def machine() -> str:
