@@ -162,6 +162,14 @@ BOUNDS: dict[str, dict[str, Bound]] = {
         "ms_1e3": at_most(50, quiet=True),
         "ms_1e6": at_most(50, quiet=True),
     },
+    "first_hour": {
+        "commands": at_most(4, exact=True),
+        "seconds": at_most(60, quiet=True),
+        "ddp_seconds": at_most(120, quiet=True),
+        "which_side_seconds": at_most(10, quiet=True),
+        "bucket_seconds": at_most(60, quiet=True),
+        "bucket_copied_share": at_most(0.05),
+    },
     "frameworks": {
         "lost": at_most(0, exact=True),
         "doubled": at_most(0, exact=True),

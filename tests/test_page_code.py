@@ -47,6 +47,7 @@ RUN_BY = {
     "docs/frameworks.md": ("python/test_frameworks_page.py", 11),
     "docs/protocol.md": ("test_docs.py", 14),  # one of them in test_auth.py, one in test_cluster_nodes.py
     "docs/python/coming-from.md": ("python/test_coming_from.py", 7),
+    "docs/python/first-hour.md": ("python/test_first_hour.py", 2),
     "docs/python/index.md": ("python/test_package.py", 6),
     "docs/requests.md": ("test_docs.py", 6),
     "python/README.md": ("python/test_package.py", 9),

@@ -29,6 +29,7 @@ CASES: dict[str, str] = {
     "loopback": "loopback",
     "tls": "tls",
     "first_batch": "first_batch",
+    "first_hour": "first_hour",
     "metadata": "metadata",
     "engine": "engine",
     "latency": "latency",
