@@ -23,8 +23,10 @@ GROWS = Series("one.client.tcp.descriptors", HOUR, [20 + t / 60 for t in HOUR])
 EVENTS = [{"site": "one", "what": "bucket cut", "whom": "", "began": 60.0, "ended": 63.0}]
 
 
-def made(series: list[Series], seconds: float = 3600, **found: Any) -> dict[str, Any]:
-    return report.figures({**CLEAN, **found}, series, EVENTS, {"one.tcp": {"rows": 100}}, seconds=seconds, seed=1)
+def made(series: list[Series], since: float = 0, seconds: float = 3600, **found: Any) -> dict[str, Any]:
+    return report.figures(
+        {**CLEAN, **found}, series, EVENTS, {"one.tcp": {"rows": 100}}, since=since, until=since + seconds, seed=1
+    )
 
 
 def test_clean_run_passes() -> None:
@@ -44,6 +46,14 @@ def test_growth_fails_it() -> None:
 def test_short_run_has_no_verdict_on_growth() -> None:
     found = made([GROWS], seconds=60)
     assert (found["leaks"], found["judged"], found["passed"]) == (0, False, True)
+
+
+def test_beginning_and_end_are_not_judged() -> None:
+    """What rises only while clients begin is no leak; what falls when they end is one all the same."""
+    falls = [v if t < 3000 else 5.0 for t, v in zip(HOUR, GROWS.values, strict=True)]
+    stays = [v if t < 600 else 60.0 for t, v in zip(HOUR, GROWS.values, strict=True)]
+    assert made([Series(GROWS.name, HOUR, falls)], since=600, seconds=2399)["leaks"] == 1
+    assert made([Series(GROWS.name, HOUR, stays)], since=600, seconds=2399)["leaks"] == 0
 
 
 def test_page_and_plots(tmp_path: Path) -> None:

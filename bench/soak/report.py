@@ -38,13 +38,18 @@ def figures(
     events: list[dict[str, Any]],
     clients: dict[str, dict[str, int]],
     *,
-    seconds: float,
+    since: float,
+    until: float,
     seed: int,
 ) -> dict[str, Any]:
-    """All figures of a run, as JSON has them."""
+    """All figures of a run, as JSON has them.
+
+    Series are judged from when all clients had begun until the first was asked to end: both make steps in them.
+    """
+    seconds = until - since
     lines: list[dict[str, Any]] = []
     for one in series:
-        trend = one.trend() if seconds >= JUDGED else None
+        trend = one.trend(since, until) if seconds >= JUDGED else None
         times, values = blocks(one.times, one.values, POINTS)
         lines.append({"name": one.name, "times": times, "values": values, "trend": trend and vars(trend)})
     leaks = [line["name"] for line in lines if line["trend"] and line["trend"]["leaks"]]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import re
 import threading
@@ -117,9 +118,10 @@ class Series:
         """What it counts, a key of BOUNDS."""
         return self.name.rpartition(".")[2]
 
-    def trend(self) -> Trend | None:
-        """Its trend, if it is long enough."""
-        return trend(self.times, self.values, BOUNDS[self.kind])
+    def trend(self, since: float = 0, until: float = math.inf) -> Trend | None:
+        """Its trend between two times, if that is long enough."""
+        kept = [(t, v) for t, v in zip(self.times, self.values, strict=True) if since <= t <= until]
+        return trend([t for t, _ in kept], [v for _, v in kept], BOUNDS[self.kind])
 
 
 class Sampler:

@@ -277,7 +277,7 @@ def soak(
                         if not kinds or kind in kinds:
                             clients.start(kind)
                     watch(site, sampler)
-                took = go_on(groups, faults, seconds)
+                start, end = go_on(groups, faults, seconds)
             finally:
                 for one in faults:
                     one.end()
@@ -296,11 +296,12 @@ def soak(
         for site, clients in zip(sites, groups, strict=True)
         for name, c in sorted(clients.counts.items())
     }
-    return report.figures(asdict(found), series, events, counts, seconds=took, seed=seed)
+    since, until = start - sampler.began, end - sampler.began
+    return report.figures(asdict(found), series, events, counts, since=since, until=until, seed=seed)
 
 
-def go_on(groups: list[Clients], faults: list[Faults], seconds: float) -> float:
-    """Let clients and faults go on for some seconds, from when all clients have begun; return how long it was.
+def go_on(groups: list[Clients], faults: list[Faults], seconds: float) -> tuple[float, float]:
+    """Let clients and faults go on for some seconds, from when all clients have begun. Return the beginning and end.
 
     An interrupt ends that time, and what was found until then is reported.
     """
@@ -316,7 +317,7 @@ def go_on(groups: list[Clients], faults: list[Faults], seconds: float) -> float:
             if now > said + 60:
                 said = now
                 progress(groups, said - start, seconds)
-    return time.monotonic() - start
+    return start, time.monotonic()
 
 
 def finish(found: Found, site: Site, clients: Clients, faults: Faults) -> None:
