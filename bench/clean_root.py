@@ -132,7 +132,11 @@ class Shell:
 
     def start(self, command: str, log: str) -> None:
         """Start a command, as in a second terminal. What it says is in a file of /tmp."""
-        self._do(f": >/tmp/{log}; ( {command} ) </dev/null >>/tmp/{log} 2>&1 &")
+        self._do(f": >/tmp/{log}; ( exec {command} ) </dev/null >>/tmp/{log} 2>&1 &")
+
+    def end(self) -> None:
+        """End the command that was started last, and wait for it."""
+        self._do("kill $!; wait $!")
 
     def said(self, log: str) -> str:
         """What a command that was started has said so far."""

@@ -122,6 +122,7 @@ def trained(shell: clean_root.Shell, job: str, limit: str) -> tuple[float, float
     limits = re.findall(r"DoGet .* (consumer|store|spill|encode|operators|window|nodes)$", found.said, re.MULTILINE)
     if found.status or not limits:
         raise RuntimeError(f"{limit} does not name a limit: {found.said}\nthe job: {shell.said('job')[-1000:]}")
+    shell.end()
     return ddp, found.seconds
 
 
