@@ -2,7 +2,7 @@
 //
 //	sbom --out DIR --version 0.1.0 FILE...
 //
-// A FILE is a program of Go, a wheel with one in it, or the directory of an OCI image
+// A FILE is a program of Go, a wheel with one in it or of the client alone, or the directory of an OCI image
 // layout. The list comes from the artifact: the modules that the linker wrote into the
 // program, and what the wheel's metadata requires. The same artifacts give the same
 // bytes: there is no time in them, and the serial number is made of the artifact's hash.
@@ -16,6 +16,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"runtime/debug"
 	"slices"
 	"strings"
 
@@ -96,13 +97,15 @@ func bill(a artifact) *cdx.BOM {
 	a.subject.Hashes = &[]cdx.Hash{{Algorithm: cdx.HashAlgoSHA256, Value: fmt.Sprintf("%x", a.hash)}}
 	a.subject.Licenses = &cdx.Licenses{{License: &cdx.License{ID: "Apache-2.0"}}}
 	b.Metadata = &cdx.Metadata{Component: &a.subject}
-	components := []cdx.Component{{
-		BOMRef: "pkg:golang/std@" + strings.TrimPrefix(a.program.GoVersion, "go"), Type: cdx.ComponentTypeLibrary,
-		Name:    "std",
-		Version: strings.TrimPrefix(a.program.GoVersion, "go"), PackageURL: "pkg:golang/std@" +
-			strings.TrimPrefix(a.program.GoVersion, "go"),
-	}}
-	for _, m := range a.program.Deps {
+	components := []cdx.Component{}
+	var modules []*debug.Module
+	if a.program != nil {
+		modules = a.program.Deps
+		version := strings.TrimPrefix(a.program.GoVersion, "go")
+		components = append(components, cdx.Component{BOMRef: "pkg:golang/std@" + version,
+			Type: cdx.ComponentTypeLibrary, Name: "std", Version: version, PackageURL: "pkg:golang/std@" + version})
+	}
+	for _, m := range modules {
 		properties := []cdx.Property{}
 		if m.Replace != nil {
 			properties = append(properties, cdx.Property{Name: "bowstring:go:replaces",
