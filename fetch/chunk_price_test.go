@@ -28,7 +28,7 @@ func BenchmarkChunkPrice(b *testing.B) {
 		{"tenth", 0.1, 19200, 110 << 7, 32 << 20, ""}, {"free", 0.1, 19200, 110 << 7, 32 << 20, schema.OrderFree},
 	} {
 		if testing.Short() {
-			c.n, c.window = c.n/4, c.window/4
+			c.n, c.window = c.n/8, c.window/8
 		}
 		b.Run(c.name, func(b *testing.B) {
 			for range b.N {
