@@ -29,7 +29,7 @@ LONG = {
     "engine": "a store is made in memory for each order",
     "groups": "24 clients start",
     "own_data": "the libraries of all kinds of files are imported",
-    "simulate": "jobs of four nodes are simulated",
+    "simulate": "jobs of eight nodes are simulated",
     "simulate_store": "each mistake is planted",
 }
 

@@ -87,7 +87,7 @@ func (p published) file() string {
 func BenchmarkHiPC(b *testing.B) {
 	for _, p := range publishedFigures() {
 		if testing.Short() {
-			p.nodes, p.samples = min(p.nodes, 4), min(p.samples, 4_000)
+			p.nodes, p.samples, p.sample = min(p.nodes, 8), min(p.samples, 4_000), min(p.sample, 4)
 		}
 		b.Run(p.name, func(b *testing.B) {
 			for range b.N {
