@@ -7,11 +7,12 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
 import pytest
+from bowstring._local import servers
 from conftest import ROOT, StartNode
 from node import Node
 
@@ -102,6 +103,54 @@ def test_language_model(start: StartNode, tmp_path: Path) -> None:
 )
 def test_short_examples(node: Node, script: str, says: str) -> None:
     assert says in run(script, node.url, "photos")
+
+
+@pytest.fixture
+def starts_servers(binary: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The package may start servers, which end with the test."""
+    monkeypatch.setenv("BOWSTRING_BINARY", str(binary))
+    monkeypatch.setenv("BOWSTRING_CACHE", str(tmp_path / "cache"))
+    yield
+    for server in servers.known():
+        server.stop()
+
+
+@pytest.mark.parametrize(
+    ("script", "says"),
+    [
+        ("from_folder.py", "270 images of the classes ['astronaut'"),
+        ("from_tars.py", "300 samples with"),
+        ("from_huggingface.py", "300 samples with"),
+    ],
+)
+@pytest.mark.usefixtures("starts_servers")
+def test_own_data(folder: Path, tmp_path: Path, script: str, says: str) -> None:
+    arguments = [] if script == "from_folder.py" else [tmp_path / "made"]
+    out = run(script, folder, *arguments)
+    assert says in out
+    assert "images; first label" in out or "'a photograph of " in out
+
+
+@pytest.mark.usefixtures("starts_servers")
+def test_audio(tmp_path: Path) -> None:
+    run("keywords.py", tmp_path / "words", "--count", "60")
+    out = run("audio.py", tmp_path / "words")
+    assert "48 recordings of ['ai'" in out
+    assert "(32, 1, 2000)" in out
+
+
+@pytest.mark.parametrize(
+    ("script", "arguments", "says"),
+    [
+        ("write.py", ["written"], "100 samples of snapshot 1 "),
+        ("versions.py", ["versions"], "SQL: 1"),
+        ("mixture.py", [], "step 3 {'web': 300, 'code': 100}"),
+        ("polars_scan.py", ["photos"], "5 images; widths ["),
+        ("augment.py", ["photos"], "the same pixels again: True"),
+    ],
+)
+def test_examples_of_one_idea(start: StartNode, script: str, arguments: list[str], says: str) -> None:
+    assert says in run(script, start().url, *arguments)
 
 
 @pytest.mark.nightly  # tests/python/test_ray.py has a Ray of its own
