@@ -64,7 +64,7 @@ test: go-check cc-check python-check ## Everything that has to pass: lint, every
 
 .PHONY: nightly
 nightly: go-check cc-check python-check ## The tests that repeat, for hours: all under the race detector and without, gocql itself, fuzzing, soak.
-	@BOWSTRING_TESTS=all $(STAGES) $(PARALLEL) --jobs=1 WORKERS=0 FUZZ_TIME=3m lint nightly-vulnerabilities nightly-go nightly-race nightly-spec nightly-wheels nightly-sbom nightly-release nightly-image nightly-helm nightly-dali nightly-dlio nightly-frameworks nightly-formats nightly-pythons nightly-kubernetes nightly-clients test-cassandra nightly-objects nightly-bucket nightly-bench test-gocql test-faults nightly-churn test-python nightly-python nightly-fuzz nightly-soak
+	@BOWSTRING_TESTS=all $(STAGES) $(PARALLEL) --jobs=1 WORKERS=0 FUZZ_TIME=3m lint nightly-vulnerabilities nightly-go nightly-race nightly-spec nightly-wheels nightly-sbom nightly-release nightly-image nightly-helm nightly-dali nightly-dlio nightly-frameworks nightly-formats nightly-pythons nightly-extras-lowest nightly-extras-newest nightly-kubernetes nightly-clients test-cassandra nightly-objects nightly-bucket nightly-bench test-gocql test-faults nightly-churn test-python nightly-python nightly-fuzz nightly-soak
 
 .PHONY: lint
 lint: lint-go lint-python lint-vulnerabilities site ## golangci-lint with the import rule, ruff and mypy, known vulnerabilities, the documents' references.
@@ -236,6 +236,17 @@ test-lowest: $(VENV)/.package build ## The Python package with the lowest versio
 nightly-pythons: $(VENV)/.package build ## The Python package with each Python that it supports, as far as they can be had, and with the lowest versions.
 	@for v in $(PYTHONS); do $(STAGE) nightly-python-$$v tests/pythons.sh $$v $(REQ)/pythons.txt $(PLAIN_TESTS) || failed="$$failed $$v"; done; \
 	  $(STAGE) nightly-lowest tests/pythons.sh $(firstword $(PYTHONS)) $(REQ)/lowest.txt $(PLAIN_TESTS) || failed="$$failed lowest"; test -z "$$failed"
+
+# Each alone and all together. DALI takes 788 MB, and is in nightly-dali. The lowest versions need Python 3.10, which Grain
+# does not support.
+EXTRAS ?= torch ray grain polars sql tokens notebook
+.PHONY: nightly-extras-lowest
+nightly-extras-lowest: $(VENV)/.package build ## The Python package with each extra (EXTRAS=…) and all, in the lowest versions. Some GB of downloads.
+	@$(STAGE) nightly-extras-lowest tests/extras.sh lowest $(filter-out grain,$(EXTRAS))
+
+.PHONY: nightly-extras-newest
+nightly-extras-newest: $(VENV)/.package build ## The same in the newest versions that the index has.
+	@$(STAGE) nightly-extras-newest tests/extras.sh newest $(EXTRAS)
 
 .PHONY: test-gocql
 test-gocql: go-check ## fetch/store/cql with gocql itself, without its replacement, against a real Cassandra.

@@ -9,20 +9,8 @@ shift 2
 uv=$PWD/.venv/bin/uv
 export UV_SYSTEM_CERTS=1 UV_HTTP_TIMEOUT=300
 
-# uv takes the first python3.X on the path for the one there is, also a shim of pyenv that leads nowhere.
-interpreter() {
-  local found
-  for found in "${PYENV_ROOT:-$HOME/.pyenv}/versions/$version".*/bin/python "$(command -v "python$version" || true)"; do
-    if [ -x "$found" ] && "$found" -c "import sys; sys.exit('%d.%d' % sys.version_info[:2] != '$version')" 2>/dev/null; then
-      echo "$found"
-      return
-    fi
-  done
-  UV_HTTP_TIMEOUT=20 timeout 120 "$uv" python install --quiet --no-bin "$version" 2>/dev/null &&
-    "$uv" python find --managed-python "$version" 2>/dev/null
-}
-
-if ! python=$(interpreter); then
+. tests/interpreter.sh
+if ! python=$(interpreter "$version"); then
   echo "skipped: Python $version is not on this machine and cannot be installed"
   exit 0
 fi
