@@ -6,8 +6,8 @@ SPEC is JSON: `side`, `place` (http://HOST:PORT/BUCKET/PREFIX of the objects, a 
 `folder` (the same photographs as files, which name the objects), `batch`, `batches` (0: all), `compute` (seconds of
 sleep after each batch), `epochs`, `workers`, `threads`, and `held` (samples that `deli` may hold). Sides:
 
-- `objects`: a DataLoader whose workers request one object after another; with `threads`, so many objects of a batch
-  at once, as ConcurrentDataloader's threaded fetcher does.
+- `objects`: a DataLoader whose workers request one object after another; with `threads`, that number of objects of a
+  batch at once, as ConcurrentDataloader's threaded fetcher does.
 - `files`: the same DataLoader over the files.
 - `deli`: one object after another, and a thread that brings the next half of `held` whenever half is used, as DELI's
   prefetch service does: a cache in memory, that the sampler's order fills.

@@ -274,7 +274,7 @@ SYSTEM = System(
     "(https://arxiv.org/abs/2503.22643)",
     published="Raw reading at 6, 6 and 4 GB/s at low, middle and high latency, so that 0.67 is kept. Training at 94 "
     "to 96 % of its upper bound, where MosaicML Streaming has 57, 49 and 33 %.",
-    there="Cassandra and ScyllaDB on servers in the same data center, and as far away as 150 ms. Machines with eight "
+    there="Cassandra and ScyllaDB on servers in the same data center, and as far away as 150 ms. Machines with "
     "GPUs train ResNet-50 on ImageNet through DALI. Their plugin has many prepared reads in flight, takes the answers "
     "in any order, and grows its prefetch step by step. The bound is training with data in GPU memory.",
     here="4,000 JPEGs of 110 KB are in Cassandra, and as objects, tars and MDS shards in a bucket, behind links of "
@@ -285,10 +285,10 @@ SYSTEM = System(
     "MosaicML Streaming reads shards of 8 MiB from the same bucket into an empty cache. DALI decodes and "
     "resizes on CPUs what `bowstring.dali` gives it. Servers have no spill. The bounds are of Cassandra and of "
     "objects; tars, whose samples are parts of objects, have a row of their own.",
-    apart="They have 100 Gbit/s and eight GPUs for each machine; here two cores carry client, server, store and links. "
-    "So their GB/s cannot be compared, but what latency leaves of them can. The driver for Python costs more CPU time "
-    "than theirs in C++. A lost packet delays what is behind it by a round trip, and windows do not shrink: a "
-    "congestion control that takes loss for congestion would be slower for all sides.",
+    apart="Their GB/s are of servers with GPUs and fast networks; here two cores carry client, server, store and links. "
+    "So these cannot be compared, but what latency leaves of them can. The driver for Python costs more CPU time than "
+    "theirs in C++. A lost packet delays what is behind it by a round trip, and windows do not shrink: a congestion "
+    "control that takes loss for congestion would be slower for all sides.",
     run=run,
     plot=plot,
     rounds=2,
