@@ -32,7 +32,7 @@ from ports import free_port
 from words import MARKDOWN
 
 REASONS = {
-    "checkout": "builds, installs or releases the program, which other tests do",
+    "checkout": "calls make or pip in a checkout, to do what other tests do",
     "cluster": "needs the nodes of a Cassandra cluster",
     "GPU": "needs GPUs",
     "Kubernetes": "needs Kubernetes",

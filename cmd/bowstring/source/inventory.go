@@ -161,12 +161,12 @@ func (r *inventoryReader) s3(ctx context.Context, m *s3Manifest) error {
 			}
 		}
 	default:
-		return fmt.Errorf("%w: its files are of format %.20q; have the inventory made as CSV or Parquet", schema.ErrNotSupported,
+		return fmt.Errorf("%w: the format of its files is %.20q; configure the inventory for CSV or Parquet", schema.ErrNotSupported,
 			m.FileFormat)
 	}
 	for _, need := range []string{"key", "size", "etag"} {
 		if !slices.Contains(columns, need) {
-			return fmt.Errorf("%w: it has no field %s; have the inventory made with size and ETag", schema.ErrInvalid, need)
+			return fmt.Errorf("%w: it has no field %s; configure the inventory with size and ETag", schema.ErrInvalid, need)
 		}
 	}
 	if m.FileFormat == "Parquet" {

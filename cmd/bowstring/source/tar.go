@@ -153,8 +153,8 @@ func (t *tarReader) nextTar() error {
 		if n > 0 && t.in.zeros < int64(n) {
 			_, bad := tar.NewReader(bytes.NewReader(block[:n])).Next()
 			if n < tarBlock || errors.Is(bad, tar.ErrHeader) {
-				return fmt.Errorf("%w: at byte %d, behind the mark at which a tar ends, stands no header of a further "+
-					"one", errJunk, at)
+				return fmt.Errorf("%w: at byte %d, after the end-of-archive mark, there is no header of another tar",
+					errJunk, at)
 			}
 			t.ended = false
 			t.begin(block)
