@@ -285,7 +285,7 @@ SYSTEM = System(
     "MosaicML Streaming reads shards of 8 MiB from the same bucket into an empty cache. DALI decodes and "
     "resizes on CPUs what `bowstring.dali` gives it. Servers have no spill. The bounds are of Cassandra and of "
     "objects; tars, whose samples are parts of objects, have a row of their own.",
-    apart="Their GB/s are of servers with GPUs and fast networks; here two cores carry client, server, store and links. "
+    apart="Their GB/s are of servers with GPUs and fast networks; here two cores carry client, server, store and link. "
     "So these cannot be compared, but what latency leaves of them can. The driver for Python costs more CPU time than "
     "theirs in C++. A lost packet delays what is behind it by a round trip, and windows do not shrink: a congestion "
     "control that takes loss for congestion would be slower for all sides.",
