@@ -37,6 +37,7 @@ from ports import free_port
 
 INDEX = 8 << 20  # what a spill sets aside of its budget for its index
 HEADER = 256  # and for each blob, its header included
+LEAST = 16 << 20  # of a budget; a node takes no less, which is room for more than smoke runs ask for
 PATIENCE = 60  # seconds to wait for what is bound to happen
 DATASET = "samples"
 
@@ -137,7 +138,7 @@ def host_of(store: str) -> str:
 
 def spill_bytes(samples: float, size: int) -> int:
     """The budget of a spill that has room for this number of samples."""
-    return round(INDEX + samples * (size + HEADER))
+    return max(LEAST, round(INDEX + samples * (size + HEADER)))
 
 
 def blob(key: int, size: int) -> bytes:
