@@ -122,7 +122,7 @@ def plot(axes: Axes, series: Json) -> None:
     axes.set_xticks([])
     axes.set_xlabel("batch (theirs; ours are a sixteenth)")
     axes.set_ylabel("% more samples a second, best cell")
-    axes.set_yscale("log")
+    axes.set_yscale("symlog", linthresh=100)  # a cell may have no gain
     axes.grid(axis="y")
     axes.legend(frameon=False, labelcolor="linecolor", fontsize=8)
 

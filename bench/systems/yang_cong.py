@@ -132,7 +132,11 @@ def plot(axes: Axes, series: Json) -> None:
     styles = {"published": "s--", "simulated": "o-", "real": "D-"}
     for n, (kind, label) in enumerate(names.items()):
         if points := {int(nodes): value for nodes, value in series.get(kind, {}).items()}:
-            axes.plot(list(points), list(points.values()), styles[kind], label=label, color=COLOURS[3 - 3 * n % 5])
+            colour = COLOURS[3 - 3 * n % 5]
+            mummi = {at: value for at, value in points.items() if at < NODES}
+            axes.plot(list(mummi), list(mummi.values()), styles[kind], label=label, color=colour)
+            if NODES in points:  # another job: no line leads to it
+                axes.plot([NODES], [points[NODES]], styles[kind][0], color=colour)
     axes.set_xscale("log", base=2)
     axes.set_yscale("log", base=2)
     nodes = sorted({int(n) for kind in names for n in series.get(kind, {})})
