@@ -21,7 +21,8 @@ from conftest import ROOT
 from job import Ranks, job
 from nodes import Member, Nodes, Wire, blob, spill_bytes, stored
 from playwright.sync_api import Browser, expect
-from test_console import accessible, admin_of, browser, watched  # noqa: F401
+from screenshots import admin_of
+from test_console import accessible, browser, watched  # noqa: F401
 from wire import command, read, until
 
 Run = Callable[..., subprocess.CompletedProcess[str]]

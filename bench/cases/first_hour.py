@@ -25,7 +25,7 @@ import clean_root
 import pyarrow.fs
 import wheels
 from bowstring import demo
-from harness import GO, Context, Figure, Need, Result, emit, needs, program
+from harness import Context, Figure, Need, Result, emit, needs, program
 from PIL import Image
 from ports import free_port
 from sizes import sized
@@ -41,7 +41,7 @@ KEY, SECRET = "first-hour", "first-hour-secret-0123456789"
 ROOT = Need("root", lambda: "" if os.geteuid() == 0 else "chroot needs root")
 
 
-@needs(ROOT, GO, program("unshare", "chroot"))
+@needs(ROOT, program("go", "unshare", "chroot"))
 def run(context: Context) -> Result:
     """Follow the page."""
     page = (context.root / PAGE).read_text()

@@ -86,9 +86,11 @@ def test_tokens() -> None:
 
 @needs("notebook")
 def test_notebook(photos: bowstring.Dataset) -> None:
-    import ipywidgets
+    import ipywidgets  # type: ignore[import-untyped]
     from IPython.core.interactiveshell import InteractiveShell
 
-    shown, _ = InteractiveShell.instance().display_formatter.format(photos.head(2))
+    formatter = InteractiveShell.instance().display_formatter
+    assert formatter is not None
+    shown, _ = formatter.format(photos.head(2))  # type: ignore[no-untyped-call]
     assert "data:image/" in shown["text/html"]
     assert ipywidgets.IntProgress(max=2).max == 2
