@@ -18,7 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple
 
-# What manylinux lets a wheel expect of each Linux, beyond what Python itself needs.
+# manylinux lets a wheel expect these of each Linux, beyond those that Python itself needs.
 _EXPECTED = (
     "libstdc++.so.6",
     "libgcc_s.so.1",
@@ -139,5 +139,5 @@ class Shell:
         self._do("kill $!; wait $!")
 
     def said(self, log: str) -> str:
-        """What a command that was started has said so far."""
+        """The output so far of a command that was started."""
         return (self._root / "tmp" / log).read_text(errors="replace")

@@ -120,7 +120,7 @@ def needs(*of: Need) -> Callable[[Run], Run]:
 
 
 def needs_of(run: Run) -> tuple[Need, ...]:
-    """What a case needs."""
+    """The needs of a case."""
     return _NEEDS.get(run, ())
 
 

@@ -1,4 +1,4 @@
-"""What the cases of `make bench` have in common: bounds, rounds, intervals, and the page that is made of the bounds."""
+"""Parts that the cases of `make bench` share: bounds, rounds, intervals, and the page that is made of the bounds."""
 
 from __future__ import annotations
 

@@ -84,7 +84,7 @@ def blocks() -> list[Block]:
 
 @dataclass(frozen=True)
 class Page:
-    """What a page supposes, so that its blocks run."""
+    """The preparations that a page supposes, so that its blocks run."""
 
     before: str = ""  # Python that has run
     after: str = ""  # Python that says whether the page did what it says

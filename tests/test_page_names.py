@@ -40,7 +40,7 @@ ELSEWHERE = {
     "--flag": "docs/glossary.md, which speaks of flags",
     "--peer-protocol": "serve, whose help does not have it: a test of upgrades sets it",
 }
-# What variables of the pages are.
+# The classes of the variables on the pages.
 VARIABLES: dict[str, list[type]] = {
     "batches": [bowstring.Batches],
     "chosen": [bowstring.Dataset],

@@ -175,7 +175,7 @@ def built(root: Path) -> None:
 
 
 def user_verifies(out: Path, signers: Path) -> bool:
-    """What docs/releases.md has users do."""
+    """The steps that docs/releases.md gives users."""
     verify: list[str | Path] = [
         "ssh-keygen",
         "-Y",

@@ -49,7 +49,7 @@ def test_short_run_has_no_verdict_on_growth() -> None:
 
 
 def test_beginning_and_end_are_not_judged() -> None:
-    """What rises only while clients begin is no leak; what falls when they end is one all the same."""
+    """A series that rises only while clients begin is no leak. One that falls when they end is a leak all the same."""
     falls = [v if t < 3000 else 5.0 for t, v in zip(HOUR, GROWS.values, strict=True)]
     stays = [v if t < 600 else 60.0 for t, v in zip(HOUR, GROWS.values, strict=True)]
     assert made([Series(GROWS.name, HOUR, falls)], since=600, seconds=2399)["leaks"] == 1

@@ -40,7 +40,7 @@ class OverError(Exception):
 
 
 class Reader:
-    """What the clients share: where to read, what was found in this turn, and epochs that survive their server."""
+    """The part that the clients share: addresses, findings of this turn, and epochs that survive their server."""
 
     batch = 32
 

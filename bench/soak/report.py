@@ -132,7 +132,7 @@ def _clients(result: dict[str, Any]) -> list[str]:
 
 
 def _plots(drawn: dict[str, list[str]]) -> list[str]:
-    lines = ["## What processes hold", "", "Each line is a process. The marks below are faults.", ""]
+    lines = ["## Held by processes", "", "Each line is a process. The marks below are faults.", ""]
     for site, names in drawn.items():
         dark, light = (next(n for n in names if mode in n) for mode in ("dark", "light"))
         source = f'<source media="(prefers-color-scheme: dark)" srcset="{dark}">'

@@ -1,4 +1,4 @@
-"""What processes hold: memory, descriptors, threads, sockets and files, sampled as series."""
+"""Series of what processes hold: memory, descriptors, threads, sockets and files, sampled as series."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from soak.trend import Bound, Trend, trend
 
 MIB = 1 << 20
 
-# What may grow by how much in a run, by the last part of the series' name. Memory of a Go program and of an allocator
+# Series may grow by so much in a run, by the last part of the series' name. Memory of a Go program and of an allocator
 # with arenas moves by some MiB without a reason that lasts.
 BOUNDS = {
     "rss": Bound(0.10, 24 * MIB),
@@ -115,7 +115,7 @@ class Series:
 
     @property
     def kind(self) -> str:
-        """What it counts, a key of BOUNDS."""
+        """The resource that it counts, a key of BOUNDS."""
         return self.name.rpartition(".")[2]
 
     def trend(self, since: float = 0, until: float = math.inf) -> Trend | None:

@@ -43,7 +43,7 @@ RESTARTS = 20  # of clients that ended by themselves
 
 @dataclass
 class Found:
-    """What clients have found, all together; everything but `rows`, `epochs` and `killed` is to be zero."""
+    """Findings of all clients together; everything but `rows`, `epochs` and `killed` is to be zero."""
 
     rows: int = 0
     epochs: int = 0
@@ -193,7 +193,7 @@ _NO_COUNT = ("turn", "arrow", "objects")
 
 
 def stacks(pid: int) -> str:
-    """What the threads of a process wait for in the kernel."""
+    """The kernel functions in which the threads of a process wait."""
     found = []
     for task in Path(f"/proc/{pid}/task").glob("*/wchan"):
         with contextlib.suppress(OSError):
@@ -250,12 +250,12 @@ def watch(site: Site, sampler: Sampler) -> None:
 
 
 def serving(pid: Callable[[], int], admin: str) -> dict[str, float]:
-    """What a server holds."""
+    """The resources that a server holds."""
     return {**process(pid()), **server(admin)}
 
 
 def stored(folder: Path) -> dict[str, float]:
-    """What a folder takes of the disk."""
+    """The disk space that a folder takes."""
     return {"disk": disk(folder)}
 
 

@@ -103,7 +103,7 @@ def section(system: System, result: Json | None) -> str:
             f"Machine: {result['machine']}. Date: {result['date']} UTC, {rounds}, {result['minutes']:g} minutes; the "
             f"load before was {result['load_before']:g}. Versions: {named}."
         )
-    return "\n\n".join([*parts, f"**What cannot be compared.** {system.apart}"]) + "\n"
+    return "\n\n".join([*parts, f"**Not comparable.** {system.apart}"]) + "\n"
 
 
 def stored(folder: Path) -> dict[str, Json]:

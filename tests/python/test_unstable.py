@@ -1,4 +1,4 @@
-"""What the package uses of Ray, Polars and torch that these do not document, compared with the installed versions.
+"""Undocumented parts of Ray, Polars and torch that the package uses, compared with the installed versions.
 
 A failure names the part that another version has changed, and the file of the package that uses it.
 """

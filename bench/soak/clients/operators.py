@@ -1,4 +1,4 @@
-"""Images that become arrays, at the server and in a process beside the client by turns."""
+"""Images that become arrays, at the server and in a process beside the client in rotation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Epochs by shared memory, copied into a ring and read in place by turns. Batches are kept and checked again later."""
+"""Epochs by shared memory, copied into a ring or read in place. Batches are kept and checked again later."""
 
 from __future__ import annotations
 

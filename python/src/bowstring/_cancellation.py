@@ -1,4 +1,4 @@
-"""What a thread waits for ends when the asynchronous task that needs it is cancelled."""
+"""A wait of a thread ends when the asynchronous task that needs it is cancelled."""
 
 from __future__ import annotations
 

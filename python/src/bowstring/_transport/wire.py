@@ -1,4 +1,4 @@
-"""What a server sends besides rows: objects in JSON, and text."""
+"""Messages of a server besides rows: objects in JSON, and text."""
 
 from __future__ import annotations
 
