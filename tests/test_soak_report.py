@@ -43,6 +43,12 @@ def test_growth_fails_it() -> None:
     assert (found["leaks"], found["leaking"], found["passed"]) == (1, [GROWS.name], False)
 
 
+def test_proportional_memory_is_not_judged() -> None:
+    """It rises when a worker ends that shared pages with its parent."""
+    found = made([Series("one.client.loader.pss", HOUR, [(100 + t) * MIB for t in HOUR])])
+    assert (found["leaks"], found["passed"]) == (0, True)
+
+
 def test_short_run_has_no_verdict_on_growth() -> None:
     found = made([GROWS], seconds=60)
     assert (found["leaks"], found["judged"], found["passed"]) == (0, False, True)

@@ -15,7 +15,7 @@ import plots
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 
-from soak.resources import BOUNDS, MIB, UNITS, Series
+from soak.resources import BOUNDS, MIB, UNITS, UNJUDGED, Series
 from soak.trend import CONFIDENCE, WARM_UP, blocks
 
 ZERO = ("wrong", "lost", "doubled", "stuck", "failed", "left", "leaks")
@@ -49,7 +49,8 @@ def figures(
     seconds = until - since
     lines: list[dict[str, Any]] = []
     for one in series:
-        trend = one.trend(since, until) if seconds >= JUDGED else None
+        judged = seconds >= JUDGED and one.kind not in UNJUDGED
+        trend = one.trend(since, until) if judged else None
         times, values = blocks(one.times, one.values, POINTS)
         lines.append({"name": one.name, "times": times, "values": values, "trend": trend and vars(trend)})
     leaks = [line["name"] for line in lines if line["trend"] and line["trend"]["leaks"]]
