@@ -41,7 +41,7 @@ func (r *Reader) endedLocked(a Attempt, c *came, notices *notices) {
 	}
 	if err == nil {
 		rd.unchecked = c.answer.Unchecked
-		notices.ended = append(notices.ended, ended{rd, r.broughtLocked(a, now, took, c.answer.Blob)})
+		notices.ended = append(notices.ended, ended{rd, r.broughtLocked(a, now, took, &c.answer)})
 		return
 	}
 	if a.lane != r.last { // ask the tiers below at once
@@ -85,20 +85,23 @@ func (r *Reader) endedLocked(a Attempt, c *came, notices *notices) {
 }
 
 // broughtLocked ends a read whose attempt brought the blob. took is the time of that attempt alone: earlier attempts
-// say nothing about the store's latency, and would let a silent server raise the timeouts.
-func (r *Reader) broughtLocked(a Attempt, now time.Time, took time.Duration, blob schema.Blob) Outcome {
+// say nothing about the store's latency, and would let a silent server raise the timeouts. Neither does a joined
+// answer: it may take no time at all, and a path with such a latency would seem to carry next to nothing.
+func (r *Reader) broughtLocked(a Attempt, now time.Time, took time.Duration, answer *Answer) Outcome {
 	rd, l := a.read, a.lane
 	if a.nth > 0 && rd.hedged {
 		r.stats.hedgesWon++
 	}
-	l.completedLocked(rd, now, took)
+	l.completedLocked(rd, now, took, answer.Joined)
 	l.times.add(took)
 	if rd.trace != nil {
 		rd.trace.exampleLocked(&l.times, took, now)
 	}
 	if l == r.last {
 		r.hearLocked(now)
-		r.latency.add(now, took)
+		if !answer.Joined {
+			r.latency.add(now, took)
+		}
 		r.stats.reads++
 		r.stats.reasons[r.reasonLocked(a)]++
 		r.stats.readBytes += rd.ref.Size
@@ -119,9 +122,9 @@ func (r *Reader) broughtLocked(a Attempt, now time.Time, took time.Duration, blo
 		r.stats.upperBytes += rd.ref.Size
 	}
 	r.forgetLocked(rd) // it stays in reads while it is held
-	rd.blob = blob
+	rd.blob = answer.Blob
 	rd.refs.Store(int32(1 + len(rd.others)))
-	return Outcome{Ref: rd.ref, Blob: blob, Tier: l.index, Took: now.Sub(rd.latest), At: now}
+	return Outcome{Ref: rd.ref, Blob: answer.Blob, Tier: l.index, Took: now.Sub(rd.latest), At: now}
 }
 
 // keeps reports whether the tiers of this node are to cache what a read brings. Pages of manifests are not requested

@@ -81,7 +81,7 @@ type flow struct {
 	round    time.Time     // when the round began
 	returned int64         // bytes received in the round
 	answers  int64         // reads completed in the round
-	quickest time.Duration // minimum latency in the round
+	quickest time.Duration // minimum latency in the round; 0: unknown
 
 	latency      time.Duration // recent minimum; 0: unknown
 	latencyAfter time.Duration // minimum since the last probe began
@@ -155,8 +155,8 @@ func (f *flow) abandoned(n int64) {
 	f.reads--
 }
 
-// completed counts a read that brought n bytes in that time.
-func (f *flow) completed(now time.Time, n int64, took time.Duration) {
+// completed counts a read that brought n bytes in that time. If it is joined, its time is not that of the path.
+func (f *flow) completed(now time.Time, n int64, took time.Duration, joined bool) {
 	n += readOverhead
 	if f.startup && f.gated {
 		f.limit = max(f.limit, f.used) + n
@@ -165,14 +165,12 @@ func (f *flow) completed(now time.Time, n int64, took time.Duration) {
 	f.reads--
 	f.returned += n
 	f.answers++
-	if f.latency == 0 || took < f.latency {
-		f.latency = took
-	}
-	if f.quickest == 0 || took < f.quickest {
-		f.quickest = took
-	}
-	if f.latencyAfter == 0 || took < f.latencyAfter {
-		f.latencyAfter = took
+	if !joined {
+		for _, least := range []*time.Duration{&f.latency, &f.quickest, &f.latencyAfter} {
+			if *least == 0 || took < *least {
+				*least = took
+			}
+		}
 	}
 	switch {
 	case f.round.IsZero():
@@ -201,7 +199,7 @@ func (f *flow) nextRound(now time.Time) {
 	switch {
 	case f.startup || f.quickest > flowCrowded*f.latency+flowSlack:
 		f.crowded = true
-	case f.gated && f.quickest < flowFree*f.latency:
+	case f.gated && f.quickest > 0 && f.quickest < flowFree*f.latency:
 		f.crowded = false
 	}
 	f.probe(now)

@@ -83,7 +83,7 @@ func TestPast(t *testing.T) {
 			now = now.Add(latency)
 			for range 10 {
 				f.gated = gated
-				f.completed(now, size, latency)
+				f.completed(now, size, latency, false)
 			}
 		}
 	}

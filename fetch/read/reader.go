@@ -590,19 +590,22 @@ func (l *lane) abandonedLocked(r *read) {
 	}
 }
 
-// completedLocked ends the counting of a read that brought the blob in that time.
-func (l *lane) completedLocked(r *read, now time.Time, took time.Duration) {
-	counts := min(max(took, 1), paceMost)
-	if l.pace == 0 {
-		l.pace = counts
+// completedLocked ends the counting of a read that brought the blob in that time. The time of a joined answer is not
+// counted.
+func (l *lane) completedLocked(r *read, now time.Time, took time.Duration, joined bool) {
+	if !joined {
+		counts := min(max(took, 1), paceMost)
+		if l.pace == 0 {
+			l.pace = counts
+		}
+		l.pace += (counts - l.pace) / paceShare
 	}
-	l.pace += (counts - l.pace) / paceShare
 	if l.traits.Parallel > 0 || r.counted&l.bit() == 0 {
 		l.abandonedLocked(r)
 		return
 	}
 	r.counted &^= l.bit()
-	l.flow(r.ref).completed(now, r.ref.Size, took)
+	l.flow(r.ref).completed(now, r.ref.Size, took, joined)
 	if l.last {
 		r.account.endedLocked(r.ref.Size)
 	}

@@ -52,6 +52,9 @@ type Answer struct {
 	Blob schema.Blob // owned by the receiver, which releases it
 	// Unchecked says that the receiver must verify the bytes of a Late cell by the reference. Their size is verified.
 	Unchecked bool
+	// Joined says that the bytes came by a request that began before this cell's Fetch, or by none. The time of the
+	// answer then says nothing about the path.
+	Joined bool
 	// Err sends the read to the tier below. From the last tier it is a sentinel of package schema, which determines
 	// whether another attempt makes sense.
 	Err error

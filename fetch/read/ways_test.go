@@ -94,6 +94,50 @@ func TestBucketHasAWayOfItsOwn(t *testing.T) {
 	})
 }
 
+// joining is a gatherer of which every other blob comes at once, with another one that was read before.
+type joining struct{ gatherer }
+
+func (j joining) Fetch(cells []read.Cell, to read.Answers) {
+	read.Each(cells, to, func(c *read.Cell) (a read.Answer) {
+		took := 150 * time.Millisecond
+		if a.Joined = c.Ref.Key[0]%2 == 0; a.Joined {
+			took = 50 * time.Microsecond
+		}
+		time.Sleep(took)
+		a.Blob, a.Err = j.Get(c.Context, c.Ref)
+		return a
+	})
+}
+
+// A blob that comes with another one takes no time. The path keeps the latency of its requests: with that of the blob
+// it would seem to carry next to nothing.
+func TestJoinedAnswersMeasureNoPath(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		tier := joining{gatherer{peer{newFake(t)}, func(schema.BlobRef) bool { return true }}}
+		r := newReader(t, read.Options{NoHedge: true}, tier)
+		for range 4 {
+			to := newOutcomes()
+			for i := range blobs {
+				_, ref := content(i)
+				if !want(t, r, read.Want{Ref: ref, To: to}) {
+					t.Fatalf("%d reads are in flight, and no more may be", r.Stats().InFlight)
+				}
+			}
+			for range blobs {
+				o := to.next(t)
+				if o.Err != nil {
+					t.Fatal(o.Err)
+				}
+				o.Blob.Release()
+			}
+		}
+		if st := r.Stats(); st.MinLatency < 150*time.Millisecond || st.P50 < 150*time.Millisecond {
+			t.Errorf("the least latency is %s and the median %s, want 150 ms", st.MinLatency, st.P50)
+		}
+		r.Close()
+	})
+}
+
 // A node that is slow to bring a blob of a bucket may be reading a large span, so this node does not read the blob in
 // addition. It does for a blob outside buckets.
 func TestNoHedgeOfAnOwner(t *testing.T) {

@@ -74,6 +74,7 @@ func (t *Tier) plan(list []*cell) (p plans) {
 				continue
 			}
 			t.count.joined.Add(1)
+			c.joined = !slices.Contains(p.spans, s) // else the span begins with this Fetch
 			if t.joinLocked(s, c) {
 				p.there = append(p.there, c)
 				t.passedLocked(s)

@@ -292,12 +292,12 @@ func (t *Tier) serve(c *cell) {
 	data := s.cut(c.begin, c.end-c.begin)
 	t.count.blobs.Add(1)
 	if c.slice {
-		c.answer(read.Answer{Blob: schema.NewBlob(data, s)})
+		c.answer(read.Answer{Blob: schema.NewBlob(data, s), Joined: c.joined})
 		return
 	}
 	data = append(make([]byte, 0, len(data)), data...)
 	s.Unpin()
-	c.answer(read.Answer{Blob: schema.NewBlob(data, nil)})
+	c.answer(read.Answer{Blob: schema.NewBlob(data, nil), Joined: c.joined})
 }
 
 // offer offers the neighbours to the spill, soonest use first.

@@ -308,13 +308,16 @@ func TestJoin(t *testing.T) {
 	f.requireAsked(1)
 	for i := range 2 {
 		a := two.list[i]
-		if a.Err != nil || !bytes.Equal(a.Blob.Bytes(), f.data[1+i]) {
-			t.Errorf("a cell that joined: %v", a.Err)
+		if a.Err != nil || !bytes.Equal(a.Blob.Bytes(), f.data[1+i]) || !a.Joined {
+			t.Errorf("a cell that joined: %v, joined %t", a.Err, a.Joined)
 		}
 		a.Blob.Release()
 	}
 	for i := range 4 {
 		a := one.list[i]
+		if a.Joined {
+			t.Errorf("cell %d of the Fetch that began the span counts as one that joined", i)
+		}
 		a.Blob.Release()
 	}
 	f.requireNothingHeld()

@@ -297,6 +297,7 @@ type cell struct {
 	span     *span // the span that it waits for; guarded by Tier.mu
 	gone     bool  // its context has ended; guarded by Tier.mu
 	slice    bool  // its blob is a slice of the span, not a copy; set with its hold
+	joined   bool  // the span had begun before
 }
 
 // answer answers the cell, if that has not been done.
@@ -451,7 +452,7 @@ func (t *Tier) length(ctx context.Context, at place) int64 {
 // fromCache answers a cell from the spill, or from the store if the spill has evicted the blob in the meantime.
 func (t *Tier) fromCache(c *cell) {
 	if b, ok := t.opts.Cache.Get(t.prover.Proven(c.Ref), c.At); ok {
-		c.answer(read.Answer{Blob: b})
+		c.answer(read.Answer{Blob: b, Joined: true})
 		return
 	}
 	t.count.singles.Add(1)
