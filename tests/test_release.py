@@ -31,6 +31,7 @@ VERSION = "3.1.4"
 
 def git(root: Path, *words: str) -> None:
     name = ["-c", "user.name=Tests", "-c", "user.email=tests@example.org"]
+    name += ["-c", "commit.gpgsign=false", "-c", "tag.gpgsign=false"]
     subprocess.run(["git", *name, *words], cwd=root, check=True, capture_output=True)  # noqa: S607
 
 
@@ -46,12 +47,14 @@ def prepare(root: Path, key: Path) -> None:
         ("python/pyproject.toml", r'(?m)^(version = ")[^"]*()'),
         (f"{release.CHART}/Chart.yaml", r"(?m)^(version: ).*()$"),
         (f"{release.CHART}/Chart.yaml", r'(?m)^(appVersion: ").*(")$'),
-        ("CHANGELOG.md", r"(?m)^(## )Unreleased: .*()$"),
     ):
         text = (root / file).read_text()
         changed, times = re.subn(pattern, rf"\g<1>{VERSION}\g<2>", text)
         assert times == 1, file
         (root / file).write_text(changed)
+    log = root / "CHANGELOG.md"
+    title = re.split(r"(?m)^## ", log.read_text(), maxsplit=1)[0]
+    log.write_text(f"{title}## {VERSION}\n\nNew:\n\n- A line.\n")
     with (root / release.SIGNERS).open("a") as signers:
         signers.write(f'bowstring namespaces="file" {key.with_name(key.name + ".pub").read_text()}')
     git(root, "add", "--all")

@@ -212,7 +212,7 @@ def run(context: Context) -> Result:
     with tempfile.TemporaryDirectory(prefix="hostile-", dir=context.folder) as folder:
         seen = attacked(context, attacker, Path(folder))
     stream, watch = seen.stream, seen.watch
-    alone = median(rate(stream, s) for s in range(WARM_S, ALONE_S - 1))
+    alone = max(median(rate(stream, s) for s in range(WARM_S, ALONE_S - 1)), 1e-9)
     under = [rate(stream, s) / alone for s in range(ALONE_S, ALONE_S + ATTACK_S - 1)]
     end = ALONE_S + ATTACK_S
     back = next((t / 10 for t in range(10 * (AFTER_S - 1)) if rate(stream, end + t / 10) >= BACK * alone), AFTER_S)

@@ -48,7 +48,7 @@ def cost(url: str, epoch: int) -> float:
     def rate() -> float:
         return sum(s.mb_per_s(SKIP) for s in TimedReaders(url, SECONDS, streams).run())
 
-    alone = rate()
+    alone = max(rate(), 1e-9)
     with Load(url, GREEDY, greedy):
         contended = rate()
     emit(case="tenants", mb_per_s={"alone": round(alone, 1), "contended a greedy one": round(contended, 1)})

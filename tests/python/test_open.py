@@ -364,6 +364,7 @@ def test_an_interrupted_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, p
         while not (tmp_path / "pid").exists():
             assert opening.poll() is None
             time.sleep(0.01)
+        time.sleep(0.5)  # the child runs before Popen has returned in the parent, and nothing shows when it does
         opening.send_signal(signal.SIGINT)
         _, said = opening.communicate()
     assert "KeyboardInterrupt: the server of file://" in said

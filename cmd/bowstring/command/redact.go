@@ -85,6 +85,10 @@ var plainParameters = map[string]bool{
 	"server_name": true, "timeout": true, "tls": true, "verify": true,
 }
 
+// credentialWords are parts of names of credentials, as a regular expression.
+const credentialWords = `secret|token|passw|passphrase|pwd|api.?key|account.?key|access.?key|private.?key|credential|` +
+	`signature|cookie`
+
 var (
 	// addressForm finds addresses in a text.
 	addressForm = regexp.MustCompile(`[A-Za-z][A-Za-z0-9+.-]*://[^\s"'<>` + "`" + `]*`)
@@ -101,8 +105,8 @@ var (
 	credentialForms = []*regexp.Regexp{
 		regexp.MustCompile(`(?i)(\bauthorization\b["']?\s*[=:]\s*["']?)[^"'\r\n]+`),
 		regexp.MustCompile(`(?i)(\b(?:bearer|basic)\s+)[\w.~+/=-]{6,}`),
-		regexp.MustCompile(`(?i)([\w.-]*(?:secret|token|passw|pwd|apikey|access.?key|private.?key|credential|signature|` +
-			`cookie)[\w.-]*\\?["']?\s*[=:]\s*)(?:\\?"[^"]*"|'[^']*'|[^\s"',;&]+)`),
+		regexp.MustCompile(`(?i)([\w.-]*(?:` + credentialWords + `)[\w.-]*\\?["']?\s*[=:]\s*)` +
+			`(?:\\"(?:[^"\\]|\\[^"])*\\"|"(?:[^"\\]|\\.)*"|'[^']*'|[^\s"'&;]+)`),
 		regexp.MustCompile(`()-----BEGIN [A-Z0-9 ]+-----[\s\S]*?(?:-----END [A-Z0-9 ]+-----|$)`),
 		regexp.MustCompile(`()\beyJ[\w-]{8,}\.[\w-]+(?:\.[\w-]*)?`),                        // a token of OpenID Connect
 		regexp.MustCompile(`(\bbow_[0-9a-f]{16}_)[\w-]{8,}`),                               // a token of this server; its id is none
@@ -110,8 +114,7 @@ var (
 		regexp.MustCompile(`()\bya29\.[\w-]{8,}|()\bgh[pousr]_\w{20,}|()\bAIza[\w-]{20,}`), // of Google, of GitHub
 	}
 	// credentialName finds the members of a document whose text is a credential.
-	credentialName = regexp.MustCompile(`(?i)secret|token|passw|pwd|apikey|access.?key|private.?key|credential|` +
-		`signature|cookie|authorization`)
+	credentialName = regexp.MustCompile(`(?i)` + credentialWords + `|authorization`)
 )
 
 func parameters(query string) []string {
@@ -123,7 +126,10 @@ func (r *redactor) text(s string) string {
 	for _, secret := range r.known {
 		s = strings.ReplaceAll(s, secret, removed)
 	}
-	s = addressForm.ReplaceAllStringFunc(s, r.address)
+	s = addressForm.ReplaceAllStringFunc(s, func(a string) string {
+		address := strings.TrimRight(a, ":,.;)") // the rest is of the sentence
+		return r.address(address) + a[len(address):]
+	})
 	for _, form := range credentialForms {
 		s = form.ReplaceAllString(s, "${1}"+removed)
 	}

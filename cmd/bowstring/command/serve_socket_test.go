@@ -22,6 +22,13 @@ func serveSocket(t *testing.T, dir string, args ...string) *exec.Cmd {
 	_ = os.Remove(ready)
 	p := exec.Command("bowstring", append([]string{"serve", "--store", filepath.Join(dir, "store"), "--listen",
 		"grpc+unix://" + filepath.Join(dir, "socket"), "--ready-file", ready}, args...)...)
+	log := filepath.Join(dir, "log")
+	out, err := os.Create(log)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer out.Close()
+	p.Stderr = out
 	if err := p.Start(); err != nil {
 		t.Fatal(err)
 	}
@@ -31,15 +38,16 @@ func serveSocket(t *testing.T, dir string, args ...string) *exec.Cmd {
 			_ = p.Wait()
 		}
 	})
-	for {
+	for began := time.Now(); ; {
 		if text, err := os.ReadFile(ready); err == nil {
 			if want := "grpc+unix://" + filepath.Join(dir, "socket") + "\n"; string(text) != want {
 				t.Fatalf("the ready file has %q, want %q", text, want)
 			}
 			return p
 		}
-		if t.Context().Err() != nil {
-			t.Fatal("serve does not become ready")
+		if time.Since(began) > time.Minute {
+			said, _ := os.ReadFile(log)
+			t.Fatalf("serve does not become ready: %s", said)
 		}
 		time.Sleep(5 * time.Millisecond)
 	}

@@ -15,6 +15,7 @@ import (
 	"io/fs"
 	"net"
 	"net/http"
+	"net/url"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -84,18 +85,34 @@ func (c *DoctorCmd) writeSupport(ctx context.Context, app *App) error {
 		c.Support)
 }
 
+// passwordFiles returns the files that an address of a store names for passwords.
+func passwordFiles(address string) []string {
+	_, query, _ := strings.Cut(address, "?")
+	values, err := url.ParseQuery(query)
+	if err != nil {
+		return nil // opening the store reports it
+	}
+	return values["password_file"]
+}
+
 // learn makes the secrets of this machine known to the redactor: of the environment, of
 // addresses, and of the files that settings name. A file that cannot be read has no
 // secrets to remove.
 func (s *support) learn() {
+	files := []string{os.Getenv(cql.EnvPasswordFile)}
 	for _, pair := range os.Environ() {
 		name, value, _ := strings.Cut(pair, "=")
 		s.redact.addURL(value)
-		if credentialName.MatchString(name) || strings.HasSuffix(name, "_KEY") || strings.HasSuffix(name, "_HEADERS") {
+		secret := credentialName.MatchString(name) || strings.HasSuffix(name, "_KEY") || strings.HasSuffix(name, "_HEADERS")
+		if _, err := os.Stat(value); err == nil && filepath.IsAbs(value) {
+			// The name of a file of secrets is no secret, and PWD is a directory.
+			if secret || strings.HasSuffix(name, "_FILE") || strings.HasSuffix(name, "_CREDENTIALS") {
+				files = append(files, value)
+			}
+		} else if secret {
 			s.redact.addFile(value)
 		}
 	}
-	files := []string{os.Getenv(cql.EnvPasswordFile)}
 	for _, key := range s.app.settings.keys {
 		value, err := s.app.settings.effective(key)
 		text, _ := value.(string)
@@ -103,11 +120,13 @@ func (s *support) learn() {
 			continue
 		}
 		s.redact.addURL(text)
+		files = append(files, passwordFiles(text)...)
 		if slices.Contains(secretFiles, key) {
 			files = append(files, text)
 		}
 	}
 	s.redact.addURL(s.store)
+	files = append(files, passwordFiles(s.store)...)
 	for _, file := range files {
 		if info, err := os.Stat(file); err != nil || !info.Mode().IsRegular() || info.Size() > 1<<20 {
 			continue

@@ -123,7 +123,8 @@ func TestSupportHasNoSecrets(t *testing.T) {
 	}
 	config := write("config.yaml", strings.Join(lines, "\n")+"\n")
 
-	env := []string{"PATH=" + os.Getenv("PATH"), "HOME=" + dir, "GOGC=123", "BOWSTRING_CONFIG=" + config}
+	env := []string{"PATH=" + os.Getenv("PATH"), "HOME=" + dir, "PWD=" + dir, "GOGC=123", "BOWSTRING_CONFIG=" + config,
+		"MY_TOKEN_FILE=" + write("my-token", planted.secret("MY_TOKEN_FILE")+"\n")}
 	for _, name := range []string{"BOWSTRING_CQL_PASSWORD", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN",
 		"AZURE_STORAGE_KEY", "AZURE_STORAGE_SAS_TOKEN", "MY_DATABASE_PASSWORD"} {
 		env = append(env, name+"="+planted.secret(name))
@@ -152,7 +153,8 @@ func TestSupportHasNoSecrets(t *testing.T) {
 		"authorization=Basic dXNlcjpwYXNz%s", `"Authorization":"Bearer %s"`, "bearer %s", "password=%s", "passwd: '%s'",
 		`{"token":"%s"}`, `error="{\"secret_key\":\"%s\"}"`, "api_token = %s", "AWS_SECRET_ACCESS_KEY=%s", "cookie: id=%s",
 		"-----BEGIN PRIVATE KEY-----\nMIIEvQIBADANBgkqhkiG9w0B%s\n-----END PRIVATE KEY-----",
-		"eyJhbGciOiJSUzI1NiJ9.eyJzdWIiOiJh%s.c2lnbmF0dXJl", "bow_0123456789abcdef_%sabcdefgh",
+		"x-api-key: %s", "api_key=%s", "AccountKey=%s;EndpointSuffix=core", "passphrase=%s", "password=Hunter2,%s",
+		`{"password":"a quote\"%s"}`, "eyJhbGciOiJSUzI1NiJ9.eyJzdWIiOiJh%s.c2lnbmF0dXJl", "bow_0123456789abcdef_%sabcdefgh",
 	} {
 		_, _ = fmt.Fprintf(&log, "msg=%s\n", fmt.Sprintf(form, planted.secret("log "+form)))
 	}
@@ -195,6 +197,9 @@ func TestSupportHasNoSecrets(t *testing.T) {
 		if !strings.Contains(said, name) || !strings.Contains(files["CONTENTS.txt"], name) {
 			t.Errorf("%s is listed neither by the command nor in the archive:\n%s", name, said)
 		}
+	}
+	if !strings.Contains(files["disks.json"], dir) {
+		t.Errorf("the current directory is taken for a password:\n%s", files["disks.json"])
 	}
 	for _, kept := range []string{"cql://REMOVED@db1:9042,db2:9042/photos?rf=3", "region=eu", "the end"} {
 		if !strings.Contains(files["log.txt"], kept) {
@@ -320,7 +325,7 @@ func TestRedactionKeepsWhatIsNoSecret(t *testing.T) {
 	for _, text := range []string{
 		"grpc://127.0.0.1:8815", "grpc+tls://[::1]:8815", "s3://bucket/prefix?region=eu-central-1&endpoint=http://127.0.0.1:9000",
 		"cql://a:9042,b,c:1/ks?rf=3&dc=one", "gs://bucket/photos@prod", "a short text", "/data/store: 3 problems",
-		"grpc+unix:///run/user/0/bowstring.sock", "unsupported key", "tokens: 5",
+		"grpc+unix:///run/user/0/bowstring.sock", "unsupported key", "tokens: 5", "grpc://10.0.0.1:8815: unavailable",
 	} {
 		want := text
 		if text == "tokens: 5" {
@@ -329,6 +334,9 @@ func TestRedactionKeepsWhatIsNoSecret(t *testing.T) {
 		if got := r.text(text); got != want {
 			t.Errorf("%q became %q, want %q", text, got, want)
 		}
+	}
+	if got := passwordFiles("cql://db/photos?rf=3&password_file=/a%20b"); !slices.Equal(got, []string{"/a b"}) {
+		t.Errorf("files of passwords: %q", got)
 	}
 	if got := r.text("a sixsix b"); got != "a "+removed+" b" {
 		t.Errorf("a known secret: %q", got)

@@ -39,9 +39,14 @@ class Cancellation:
                 self._ends.remove(end)
         self.check()
 
+    @property
+    def over(self) -> bool:
+        """Whether the task was cancelled."""
+        return self._over.is_set()
+
     def check(self) -> None:
         """Raise Cancelled if the task was cancelled."""
-        if self._over.is_set():
+        if self.over:
             raise Cancelled("the task that needs it was cancelled")
 
     def sleep(self, seconds: float) -> None:
@@ -50,7 +55,7 @@ class Cancellation:
         self.check()
 
 
-# Of the asynchronous task that the thread works for. Threads that work for this one inherit it.
+# The cancellation of the task that the thread works for. Threads that work for this one inherit it.
 current: ContextVar[Cancellation | None] = ContextVar("bowstring.cancellation", default=None)
 
 
@@ -58,6 +63,11 @@ def waiting(end: Callable[[], object]) -> contextlib.AbstractContextManager[None
     """While the block runs, `end` is called if the thread's task is cancelled. The block raises Cancelled then."""
     found = current.get()
     return contextlib.nullcontext() if found is None else found.waiting(end)
+
+
+def cancelled() -> bool:
+    """Whether the thread's task was cancelled."""
+    return (found := current.get()) is not None and found.over
 
 
 def check() -> None:

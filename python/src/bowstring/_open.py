@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from bowstring._cancellation import sleep
 from bowstring._local.program import require_linux
 from bowstring._transport.origins import SCHEMES
 from bowstring._transport.tls import Tls
@@ -139,4 +140,4 @@ def _patient(client: Client, name: str, split: str | None, snapshot: int | str |
         except Unavailable:  # noqa: PERF203 - it is rare
             if time.monotonic() > end:
                 raise
-            time.sleep(_POLL)
+            sleep(_POLL)

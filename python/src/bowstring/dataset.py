@@ -405,7 +405,9 @@ class Dataset(Items):
             return self.schema.empty_table()
         # The size of a step decides the order where `bucket_by_length` sorts steps; elsewhere one step has all rows.
         step = STEP if "bucket_by_length" in self._options else n
-        with self._stream(self.ticket(batch=step, stop=-(-n // step))) as batches:
+        # Rows by index have the last step, too, also if it is not whole.
+        whole = self.options(remainder="uneven") if step == STEP else self
+        with self._stream(whole.ticket(batch=step, stop=-(-n // step))) as batches:
             return pa.Table.from_batches(batches, self.schema).slice(0, n)
 
     def exchange(self, *, epoch: int = 0) -> Exchange:

@@ -144,7 +144,7 @@ class _Samples:
         return torch.from_numpy(np.stack([ConfigArguments.get_instance().resized_image] * len(samples)))
 
     def _decode(self, blob: torch.Tensor) -> None:
-        """What DLIO's reader does with a file, whose bytes it gets in place of its name."""
+        """Read a file as DLIO's reader does; it gets the bytes in place of the name."""
         reader, name = self._reader, "sample"
         reader.open_file_map[name] = reader.open(pa.BufferReader(pa.py_buffer(blob.numpy())))
         reader.get_sample(name, 0)

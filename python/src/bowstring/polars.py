@@ -137,7 +137,7 @@ def sink(
         split: The split of the rows, unless they have a column `split`.
         key: The column whose value identifies a row.
         on: The column by which `merge` finds samples.
-        missing: What `merge` does with rows whose key no sample has.
+        missing: How `merge` treats rows whose key no sample has.
         blobs: The columns that hold samples' bytes.
         media: The media in them: `{"image": "image"}`, or `"audio"`.
         batch_rows: Rows of a batch. By default Polars decides, which may be 100,000: with large blobs give fewer.

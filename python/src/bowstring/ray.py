@@ -393,8 +393,8 @@ def write(
     does the same.
 
     Tasks give their rows to an actor, which keeps them in Ray's object store. When all tasks have succeeded, the driver
-    sends the rows as one upload, block by block. So each row comes once, whatever tasks Ray repeats. What does not fit
-    into the object store of the actor's node is spilled to its disk.
+    sends the rows as one upload, block by block. So each row comes once, whatever tasks Ray repeats. The node of
+    the actor spills rows to its disk that do not fit into its object store.
 
     Args:
         rows: The dataset of Ray Data.
@@ -406,15 +406,18 @@ def write(
         split: The split of the rows, unless they have a column `split`.
         key: The column whose value identifies a row.
         on: The column by which `merge` finds samples.
-        missing: What `merge` does with rows whose key no sample has.
+        missing: How `merge` treats rows whose key no sample has.
         blobs: The columns that hold samples' bytes.
         media: The media in them: `{"image": "image"}`, or `"audio"`.
         concurrency: As for `Dataset.write_datasink`.
     """
     to = sink(name, into, mode=mode, split=split, key=key, on=on, missing=missing, blobs=blobs, media=media)
-    rows.write_datasink(to, concurrency=concurrency)
+    try:
+        rows.write_datasink(to, concurrency=concurrency)
+    finally:
+        to.forget()  # after Ctrl-C Ray does not call the sink
     if to.result is None:
-        raise InvalidRequest(f"rows: got none, so the columns of {shown(name)} are not known")
+        raise RuntimeError("Ray has not called on_write_complete")
     return to.result
 
 
@@ -457,7 +460,7 @@ class _Kept:
 
 
 class BowstringDatasink(Datasink[tuple[int, str]]):
-    """What [sink][bowstring.ray.sink] passes to `ray.data.Dataset.write_datasink`.
+    """The sink that [sink][bowstring.ray.sink] passes to `ray.data.Dataset.write_datasink`.
 
     Attributes:
         result: The result of the upload; None before it.
@@ -492,6 +495,9 @@ class BowstringDatasink(Datasink[tuple[int, str]]):
 
     def write(self, blocks: Iterable[Block], ctx: TaskContext) -> tuple[int, str]:
         """Give the rows of a task to the actor. Rows of an attempt that fails are not uploaded."""
+        if getattr(DataContext.get_current(), "checkpoint_config", None) is not None:
+            # Ray would record rows as written that are only stored when the whole job has succeeded.
+            raise InvalidRequest("checkpoint_config: got one, want none, as rows are stored when all tasks have ended")
         kept, attempt = ray.get_actor(self._actor), uuid.uuid4().hex
         for block in blocks:
             table: pa.Table = BlockAccessor.for_block(block).to_arrow()
@@ -503,17 +509,19 @@ class BowstringDatasink(Datasink[tuple[int, str]]):
         """Upload the rows of all tasks, in the order of the tasks."""
         attempts = [attempt for _, attempt in sorted(write_result.write_returns)]
         parts = ray.get(self._kept.parts.remote(attempts)) if attempts else []
-        if parts:
-            schema = _unified([schema for _, schema in parts])
-            tables = (_fitted(ray.get(rows), schema) for rows, _ in parts)
-            self.result = self._client.ingest(self._name, tables, mode=self._mode, progress=False, **self._options)
-        self._forget()
+        if not parts:
+            raise InvalidRequest(f"rows: got none, so the columns of {shown(self._name)} are not known")
+        schema = _unified([schema for _, schema in parts])
+        tables = (_fitted(ray.get(rows), schema) for rows, _ in parts)
+        self.result = self._client.ingest(self._name, tables, mode=self._mode, progress=False, **self._options)
+        self.forget()
 
     def on_write_failed(self, error: Exception) -> None:  # noqa: ARG002 - as Ray has it
         """Free the rows of all tasks."""
-        self._forget()
+        self.forget()
 
-    def _forget(self) -> None:
+    def forget(self) -> None:
+        """Free the rows of all tasks, if that has not been done."""
         kept, self._kept = self._kept, None
         if kept is not None:
             ray.kill(kept)

@@ -18,11 +18,11 @@ from typing import Any, TypeVar
 import pyarrow as pa
 import tenacity
 
-from bowstring._cancellation import sleep
+from bowstring._cancellation import cancelled, sleep
 from bowstring._finalizers import finalizer
 from bowstring._messages import shown
 from bowstring._transport import fork
-from bowstring._transport.background import BackgroundCall, in_thread
+from bowstring._transport.background import BackgroundCall, in_future
 from bowstring._transport.fork import keep_forever
 from bowstring._transport.shm import LARGE, Ring
 from bowstring._transport.views import with_shared, with_views
@@ -149,16 +149,7 @@ class Batches(Iterator[pa.RecordBatch]):
 
     def _read_beside(self) -> Future[Any]:
         """Read a batch in a thread; None after the last one."""
-        future: Future[Any] = Future()
-
-        def read() -> None:
-            try:
-                future.set_result(next(self, None))
-            except BaseException as error:  # noqa: BLE001 - it is raised in the task
-                future.set_exception(error)
-
-        in_thread(read)
-        return future
+        return in_future(partial(next, self, None))
 
     async def __aenter__(self) -> Batches:
         return self
@@ -209,6 +200,10 @@ class Batches(Iterator[pa.RecordBatch]):
     def _next(self) -> pa.RecordBatch:
         try:
             return self._read()
+        except Cancelled:
+            if cancelled():  # not the stream, but a task that waited for it: the next call goes on from the ticket
+                self._cancel()
+            raise
         except (StopIteration, BowstringError):
             raise
         except BaseException:  # such as a signal's: what the call has received may be lost, and has to come again

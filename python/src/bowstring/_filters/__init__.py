@@ -1,1 +1,1 @@
-"""Conditions of SQL, Polars and Ray as `where` expressions of a server. It imports no other group."""
+"""Conditions of SQL, Polars and Ray as `where` expressions of a server. It imports `_unstable`."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import functools
 import hashlib
 import json
 import os
@@ -23,10 +22,11 @@ import threading
 import time
 import warnings
 from collections.abc import Iterator, Sequence
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
+import bowstring
+from bowstring._cancellation import sleep
 from bowstring._local.program import environment, program
 from bowstring.errors import NotFound, ServerEnded, ServerError, Unavailable
 
@@ -152,7 +152,7 @@ class Server:
             theirs = (self.home / "version").read_text()
         except FileNotFoundError:  # of a package that wrote none
             theirs = "an older version"
-        if theirs != (ours := _version()):
+        if theirs != (ours := bowstring.__version__):
             warnings.warn(
                 f"the server of {self.store} was started by bowstring {theirs}, and this is {ours}; `bowstring stop` "
                 f"ends it and its streams, and the next call starts the server of {ours}",
@@ -182,7 +182,7 @@ class Server:
         while self._held() and self.running() in (None, pid):  # another process may start the next one meanwhile
             if time.monotonic() > end:
                 raise Unavailable(f"the server of {self.store}, process {pid}, does not end; its log is {self.log}")
-            time.sleep(_POLL)
+            sleep(_POLL)
         return True
 
     def _sockets(self) -> Path:
@@ -202,7 +202,7 @@ class Server:
                 return self.running() is None
             if time.monotonic() > end:
                 raise Unavailable(f"the server of {self.store} neither answers nor ends; its log is {self.log}")
-            time.sleep(_POLL)
+            sleep(_POLL)
 
     def _held(self) -> bool:
         """Whether a process has the lock that a server holds until its end."""
@@ -248,18 +248,21 @@ class Server:
         command += said["options"]
         if self.log.exists() and self.log.stat().st_size > _LOG_BYTES:
             self.log.replace(self.log.with_suffix(".log.1"))
-        with self.log.open("ab") as out:
-            before = out.tell()
-            process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, cwd="/", env=settings,
-                start_new_session=True,
-            )  # fmt: skip
-        # A process stays in the kernel's table after its end until its parent waits for it.
-        threading.Thread(target=process.wait, name="bowstring server", daemon=True).start()
-        (self.home / "version").write_text(_version())
+        (self.home / "version").write_text(bowstring.__version__)
+        process = None
         try:
+            with self.log.open("ab") as out:
+                before = out.tell()
+                process = subprocess.Popen(
+                    command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, cwd="/", env=settings,
+                    start_new_session=True,
+                )  # fmt: skip
+            # A process stays in the kernel's table after its end until its parent waits for it.
+            threading.Thread(target=process.wait, name="bowstring server", daemon=True).start()
             self._await(process, before)
         except KeyboardInterrupt:
+            if process is None:
+                raise
             process.kill()
             process.wait()
             for path in (self.home / "ready", self.socket):  # else the next call would report a crash
@@ -279,16 +282,7 @@ class Server:
                 if (code := process.wait()) < 0:
                     why = f"signal {-code} has ended it"
                 raise ServerError(f"the server of {self.store} did not start: {why}; its log is {self.log}")
-            time.sleep(_POLL)
-
-
-@functools.cache
-def _version() -> str:
-    """The version of this package."""
-    try:
-        return version("bowstring")
-    except PackageNotFoundError:  # it is not installed
-        return "0"
+            sleep(_POLL)
 
 
 def _remains(ready: Path) -> bool:
@@ -366,7 +360,7 @@ def locked(path: Path, seconds: float) -> Iterator[None]:
             except BlockingIOError:
                 if time.monotonic() > end:
                     raise Unavailable(f"another process has held {path} for {seconds:.0f} seconds") from None
-            time.sleep(_POLL)
+            sleep(_POLL)
         try:
             yield
         finally:

@@ -1,4 +1,1 @@
-"""Requests of a process: the request, the rank and mesh of the process, and the state of its job.
-
-It imports `_transport`.
-"""
+"""Requests of a process: the request, the rank and mesh of the process, and the state of its job."""

@@ -33,6 +33,8 @@ def stored_type(kind: pa.DataType, column: str, *, blob: bool = False) -> pa.Dat
         blob: Whether it may hold samples' bytes; metadata columns and nested values are small.
     """
     if isinstance(kind, pa.BaseExtensionType):
+        if kind.extension_name == "ray.data.arrow_pickled_object":
+            raise InvalidRequest(f"column {shown(column)} has pickled objects of Python, want values that Arrow has")
         made = stored_type(kind.storage_type, column, blob=blob)
         return kind if made == kind.storage_type else made
     if pa.types.is_dictionary(kind) or pa.types.is_run_end_encoded(kind):

@@ -288,7 +288,7 @@ class _Upload:
                     self._stored = last["bytes"]
         except BowstringError as error:
             last = error
-        except Exception as error:  # noqa: BLE001 - noqa: BLE001 - it is raised in the waiting thread
+        except Exception as error:  # noqa: BLE001 - it is raised in the waiting thread
             last = ServerError(f"{type(error).__name__}: {error}")
         self._results.put(last)
 

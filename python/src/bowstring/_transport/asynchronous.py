@@ -5,11 +5,10 @@ from __future__ import annotations
 import asyncio
 import functools
 from collections.abc import Callable, Coroutine
-from concurrent.futures import Future
 from typing import Any, ParamSpec, TypeVar, overload
 
 from bowstring._cancellation import Cancellation, current
-from bowstring._transport.background import in_thread
+from bowstring._transport.background import in_future
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -63,26 +62,19 @@ def asynchronous(of: Any, /) -> Any:
 
     @functools.wraps(of)
     async def call(*args: Any, **kwargs: Any) -> Any:
-        cancellation, future = Cancellation(), Future[Any]()
-
-        def make() -> None:
-            try:
-                future.set_result(of(*args, **kwargs))
-            except BaseException as error:  # noqa: BLE001 - it is raised in the task
-                future.set_exception(error)
-
+        cancellation = Cancellation()
         token = current.set(cancellation)
         try:
-            in_thread(make)
+            made = asyncio.wrap_future(in_future(functools.partial(of, *args, **kwargs)))
         finally:
             current.reset(token)
-        made = asyncio.wrap_future(future)
         try:
             return await asyncio.shield(made)
         except asyncio.CancelledError:
+            # Otherwise asyncio logs that it was never looked at. A second cancel ends the wait for the thread.
+            made.add_done_callback(lambda done: done.cancelled() or done.exception())
             cancellation.cancel()
             await asyncio.wait([made])
-            made.exception()  # otherwise asyncio logs that it was never looked at
             raise
 
     return call

@@ -13,6 +13,7 @@ import os
 import queue
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from functools import partial
 from typing import Generic, TypeVar
 
@@ -56,6 +57,22 @@ def in_thread(work: Callable[[], None]) -> None:
     thread.do(work)
 
 
+def in_future(call: Callable[[], T]) -> Future[T]:
+    """A call that another thread makes, as a future."""
+    future: Future[T] = Future()
+
+    def make() -> None:
+        try:
+            future.set_result(call())
+        except StopIteration:  # asyncio's futures take none, and would never end
+            future.set_exception(StopAsyncIteration())
+        except BaseException as error:  # noqa: BLE001 - it is raised where the future is awaited
+            future.set_exception(error)
+
+    in_thread(make)
+    return future
+
+
 class BackgroundCall(Generic[T]):
     """A result that another thread makes."""
 
@@ -73,7 +90,7 @@ class BackgroundCall(Generic[T]):
         made: list[T] = []
         try:
             made.append(self._make())
-        except BaseException as error:  # noqa: BLE001 - noqa: BLE001 - take raises it
+        except BaseException as error:  # noqa: BLE001 - take raises it
             self._error = error
         with self._lock:
             if not self._over:
