@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import subprocess
 import sys
 import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import bowstring
 import pyarrow as pa
 import pytest
 from bowstring._cancellation import Cancellation
-from bowstring._local import attach
+from bowstring._local import attach, servers
 from bowstring._transport import background
 from node import Node
 from relay import Relay
@@ -97,6 +99,61 @@ def test_a_cancelled_call(relay: Relay, name: str, connected: bool) -> None:
     no_thread_waits()
     relay.talks()
     assert asyncio.run(CALLS[name](photos)) is not None
+
+
+def test_the_end_of_a_stream(here: bowstring.Client) -> None:
+    """Futures of asyncio take no StopIteration: the task would wait for ever."""
+    photos = here.dataset("photos").columns(["position"])
+
+    async def all_batches() -> int:
+        rows = 0
+        with photos.batches(200) as batches, contextlib.suppress(StopAsyncIteration):
+            while True:
+                rows += (await bowstring.asynchronous(next)(batches)).num_rows
+        return rows
+
+    assert asyncio.run(asyncio.wait_for(all_batches(), 60)) == photos.num_rows
+
+
+def test_a_stream_goes_on_after_a_cancelled_read(relay: Relay) -> None:
+    """The next call returns the batch that the cancelled one did not."""
+    photos = bowstring.connect(relay.url).dataset("photos").columns(["position"])
+    with photos.batches(64) as batches:
+        rows = next(batches)["position"].to_pylist()
+        relay.falls_silent()
+
+        async def cancelled() -> None:
+            task = asyncio.create_task(bowstring.asynchronous(next)(batches))
+            await asyncio.sleep(0.1)
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                rows.extend((await task)["position"].to_pylist())  # it may have come before the silence
+
+        asyncio.run(cancelled())
+        relay.talks()
+        for batch in batches:
+            rows += batch["position"].to_pylist()
+    assert rows == list(range(photos.num_rows))
+
+
+def test_a_cancelled_wait_for_a_lock(tmp_path: Path) -> None:
+    """Another process may hold it for hours."""
+    with servers.locked(tmp_path / "lock", 60):
+
+        async def cancelled() -> None:
+            task = asyncio.create_task(bowstring.asynchronous(hold)(tmp_path / "lock"))
+            await asyncio.sleep(0.1)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+
+        asyncio.run(cancelled())
+    no_thread_waits()
+
+
+def hold(path: Path) -> None:
+    with servers.locked(path, math.inf):
+        pass
 
 
 def test_a_cancelled_pause() -> None:

@@ -15,6 +15,7 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 import pytest
+from bowstring._rows.storable import stored_type
 
 NOON, DAY = dt.datetime(2020, 1, 2, 12, 0, 5, 6000), dt.timedelta(days=1)
 BLOBS = [b"a", b"bb", b"ccc"]
@@ -132,6 +133,20 @@ def test_arrow(here: bowstring.Client, name: str) -> None:
     read = stored(here, name, frame).to_arrow()
     for column in frame.column_names:
         assert read[column].to_pylist() == frame[column].to_pylist(), column
+
+
+def test_objects_that_ray_has_pickled_are_refused() -> None:
+    """Their storage is bytes, which would be stored as samples' bytes."""
+
+    class Pickled(pa.ExtensionType):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__(pa.large_binary(), "ray.data.arrow_pickled_object")
+
+        def __arrow_ext_serialize__(self) -> bytes:
+            return b""
+
+    with pytest.raises(bowstring.InvalidRequest, match="column thing has pickled objects of Python"):
+        stored_type(Pickled(), "thing", blob=True)
 
 
 def test_a_map_is_a_list_of_pairs_and_a_uuid_is_its_bytes(here: bowstring.Client, name: str) -> None:

@@ -54,6 +54,13 @@ def test_rows_by_index(dataset: bowstring.Dataset) -> None:
             dataset[wrong]
 
 
+def test_the_first_rows_have_the_last_step(here: bowstring.Client) -> None:
+    """Also where streams leave an incomplete step out."""
+    photos = here.dataset("photos").columns(["position"])
+    photos = photos.options(bucket_by_length={"column": "image", "window": 2}, remainder="drop")
+    assert photos.take(photos.num_rows)["position"].to_pylist() == photos[:]["position"]
+
+
 def test_formats(dataset: bowstring.Dataset) -> None:
     polars = pytest.importorskip("polars")
     torch = pytest.importorskip("torch")
