@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 
 import bowstring
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import site_pages
 from bowstring._local import servers
@@ -92,6 +93,13 @@ class Page:
     photos: bool = False  # the folder photos/ is there
     prepare: Callable[[Path], None] = lambda _: None
     commands: str = ""  # commands that have run
+
+
+def cards(folder: Path) -> None:
+    """Images as rows of Parquet, as a page reads them with Polars."""
+    (folder / "cards").mkdir()
+    rows = {"file_name": ["a.png", "b.png"], "width": [300, 500], "image": [b"small", b"large"]}
+    pq.write_table(pa.table(rows), folder / "cards" / "rows.parquet")
 
 
 CONNECTED = f"""
@@ -215,6 +223,7 @@ HERE = {
         "from pathlib import Path",
         "assert len(flowers) == len(set(p.name for p in Path('photos').rglob('*.jpg')))",
         photos=True,
+        prepare=cards,
         instead={"bowstring top ": "bowstring top --once "},
     ),
     "docs/python/torch.md": Page(
