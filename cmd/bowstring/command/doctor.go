@@ -197,15 +197,7 @@ func thisSetup(app *App) (*setup, error) {
 		return nil, fmt.Errorf("limit of open files: %w", err)
 	}
 	s.files = limit.Cur
-	// Settings that are no text have a String method, which effective uses.
-	text := func(key string) string {
-		value, err := app.settings.effective(key)
-		found, _ := value.(string)
-		if err != nil {
-			return ""
-		}
-		return found
-	}
+	text := app.settings.text
 	for _, key := range []string{"serve.tls-cert", "serve.tls-client-ca", "serve.admin-cert"} {
 		if path := text(key); path != "" {
 			s.certificates[key] = path

@@ -158,19 +158,22 @@ func uriOf(addr net.Addr, encrypted bool) string {
 	case addr.Network() == "unix":
 		return unixScheme + addr.String()
 	case encrypted:
-		return "grpc+tls://" + dialable(addr)
+		return "grpc+tls://" + dialable(addr.String())
 	}
-	return "grpc://" + dialable(addr)
+	return "grpc://" + dialable(addr.String())
 }
 
 // dialable returns an address to which a client on this machine can connect. A listener
 // on all addresses is reached by the loopback address.
-func dialable(addr net.Addr) string {
-	tcp, ok := addr.(*net.TCPAddr)
-	if !ok || !tcp.IP.IsUnspecified() {
-		return addr.String()
+func dialable(listens string) string {
+	host, port, err := net.SplitHostPort(listens)
+	if err != nil {
+		return listens // a socket's path
 	}
-	return fmt.Sprintf("127.0.0.1:%d", tcp.Port)
+	if ip := net.ParseIP(host); host == "" || ip != nil && ip.IsUnspecified() {
+		return net.JoinHostPort("127.0.0.1", port)
+	}
+	return listens
 }
 
 // untilIdle waits until no client has been connected for the time quiet. It returns false

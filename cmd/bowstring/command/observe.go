@@ -253,7 +253,7 @@ func (o *observation) start(ctx context.Context, n *node) error {
 	o.server.Start(o.listener)
 	// The server closes the listener now.
 	o.listener = nil
-	o.app.Log.InfoContext(ctx, "the admin listener answers", "address", scheme+dialable(o.server.Addr()))
+	o.app.Log.InfoContext(ctx, "the admin listener answers", "address", scheme+dialable(o.server.Addr().String()))
 	return nil
 }
 

@@ -367,6 +367,17 @@ func (s *settings) effective(key string) (any, error) {
 	return target.Interface(), nil
 }
 
+// text returns the value of a setting as text. A setting that cannot be read counts as not
+// set, because the configuration was checked before the command ran.
+func (s *settings) text(key string) string {
+	value, err := s.effective(key)
+	if err != nil {
+		return ""
+	}
+	text, _ := value.(string)
+	return text
+}
+
 // Size is size, for other programs that are built on this package.
 type Size = size
 

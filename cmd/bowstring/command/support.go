@@ -13,7 +13,6 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
-	"net"
 	"net/http"
 	"net/url"
 	"os"
@@ -114,9 +113,8 @@ func (s *support) learn() {
 		}
 	}
 	for _, key := range s.app.settings.keys {
-		value, err := s.app.settings.effective(key)
-		text, _ := value.(string)
-		if err != nil || text == "" {
+		text := s.app.settings.text(key)
+		if text == "" {
 			continue
 		}
 		s.redact.addURL(text)
@@ -351,8 +349,7 @@ func (s *support) disks() (any, error) {
 		add("store", s.store)
 	}
 	for _, key := range []string{"serve.spill", "serve.usage", "serve.lineage", "serve.audit"} {
-		if value, err := s.app.settings.effective(key); err == nil && value != "" {
-			path, _ := value.(string)
+		if path := s.app.settings.text(key); path != "" {
 			if key == "serve.audit" {
 				path = filepath.Dir(path)
 			}
@@ -367,25 +364,23 @@ func (s *support) disks() (any, error) {
 func (s *support) server(ctx context.Context) {
 	within, cancel := context.WithTimeout(ctx, supportWithin)
 	defer cancel()
-	address, err := s.address()
+	address := s.address()
+	// The copy works on the server, whatever store this command works on.
+	globals := *s.app.globals
+	globals.Server, globals.Store = address, ""
+	app := *s.app
+	app.globals = &globals
 	var before, after flight.Stats
-	if err == nil {
-		// The copy works on the server, whatever store this command works on.
-		globals := *s.app.globals
-		globals.Server, globals.Store = address, ""
-		app := *s.app
-		app.globals = &globals
-		err = app.with(within, false, func(c *client) (err error) {
-			if before, err = actOne[flight.Stats](within, c, "stats", struct{}{}); err != nil {
-				return err
-			}
-			if !sleep(within, supportLook) {
-				return within.Err()
-			}
-			after, err = actOne[flight.Stats](within, c, "stats", struct{}{})
+	err := app.with(within, false, func(c *client) (err error) {
+		if before, err = actOne[flight.Stats](within, c, "stats", struct{}{}); err != nil {
 			return err
-		})
-	}
+		}
+		if !sleep(within, supportLook) {
+			return within.Err()
+		}
+		after, err = actOne[flight.Stats](within, c, "stats", struct{}{})
+		return err
+	})
 	if err != nil {
 		err = fmt.Errorf("the running server: %w; --server names it", err)
 	}
@@ -401,30 +396,18 @@ func (s *support) server(ctx context.Context) {
 
 // address returns the address of the server that the report is about: --server, or else
 // the one on which serve listens with the settings of this machine.
-func (s *support) address() (string, error) {
+func (s *support) address() string {
 	if s.app.globals.Server != "" {
-		return s.app.globals.Server, nil
+		return s.app.globals.Server
 	}
-	listen, err := s.app.settings.effective("serve.listen")
-	if err != nil {
-		return "", err
+	listen := s.app.settings.text("serve.listen")
+	if _, ok := socketPath(listen); ok {
+		return listen
 	}
-	text, _ := listen.(string)
-	if _, ok := socketPath(text); ok {
-		return text, nil
+	if s.app.settings.text("serve.tls-cert") != "" {
+		return "grpc+tls://" + dialable(listen)
 	}
-	host, port, err := net.SplitHostPort(text)
-	if err != nil {
-		return "", err
-	}
-	if ip := net.ParseIP(host); host == "" || ip != nil && ip.IsUnspecified() {
-		host = "127.0.0.1"
-	}
-	scheme := "grpc://"
-	if cert, err := s.app.settings.effective("serve.tls-cert"); err == nil && cert != "" {
-		scheme = "grpc+tls://"
-	}
-	return scheme + net.JoinHostPort(host, port), nil
+	return "grpc://" + dialable(listen)
 }
 
 // goroutines reads the stacks of the server's goroutines from its admin listener. The
@@ -432,35 +415,22 @@ func (s *support) address() (string, error) {
 func (s *support) goroutines(ctx context.Context) ([]byte, error) {
 	within, cancel := context.WithTimeout(ctx, supportWithin)
 	defer cancel()
-	text := func(key string) string {
-		value, err := s.app.settings.effective(key)
-		found, _ := value.(string)
-		if err != nil {
-			return ""
-		}
-		return found
-	}
+	text := s.app.settings.text
 	listen := text("serve.admin")
 	if listen == "" {
 		return nil, errors.New("the server's goroutines: serve.admin is not set, and no listener shows them")
-	}
-	host, port, err := net.SplitHostPort(listen)
-	if err != nil {
-		return nil, err
-	}
-	if ip := net.ParseIP(host); host == "" || ip != nil && ip.IsUnspecified() {
-		host = "127.0.0.1"
 	}
 	transport, scheme := &http.Transport{}, "http://"
 	defer transport.CloseIdleConnections()
 	if file := text("serve.admin-cert"); file != "" {
 		scheme = "https://"
+		var err error
 		if transport.TLSClientConfig, err = trusting(file); err != nil {
 			return nil, err
 		}
 	}
 	request, err := http.NewRequestWithContext(within, http.MethodGet,
-		scheme+net.JoinHostPort(host, port)+"/debug/pprof/goroutine?debug=2", nil)
+		scheme+dialable(listen)+"/debug/pprof/goroutine?debug=2", nil)
 	if err != nil {
 		return nil, err
 	}
