@@ -76,19 +76,8 @@ def happen(nodes: Nodes, rng: random.Random, longest: float, *, stay_away: bool)
     event = {"event": what, "node": member.name, "began": time.monotonic(), "away": away}
     if what == "join":
         member.start()
-    elif what in ("kill", "leave"):
-        (member.kill if what == "kill" else member.leave)()
-        time.sleep(seconds)
-        if not away:
-            member.start()
-    elif what == "freeze":
-        member.freeze()
-        time.sleep(seconds)
-        member.thaw()
     else:
-        nodes.part(member, what)
-        time.sleep(seconds)
-        nodes.part(member, "")
+        nodes.suffer(member, what, seconds, back=not away)
     event["mended"] = time.monotonic()
     return event
 

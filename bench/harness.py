@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
 import math
@@ -28,6 +29,16 @@ MIB = 1 << 20
 def lab(binary: Path) -> Path:
     """The program for experiments, which `make build` leaves beside the server."""
     return binary.with_name(f"{binary.name}-lab")
+
+
+def disk(folder: Path) -> float:
+    """Bytes of the disk that a folder's files take."""
+    total = 0
+    for parent, _, names in os.walk(folder):
+        for name in names:
+            with contextlib.suppress(OSError):  # it was removed meanwhile
+                total += (Path(parent) / name).stat().st_blocks * 512
+    return float(total)
 
 
 @dataclass

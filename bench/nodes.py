@@ -347,6 +347,25 @@ class Nodes:
                 self.links.do(set={"proxy": member.name, "from": other.name, "fault": fault})
         self.links.do(set={"proxy": f"store-{member.name}", "from": member.name, "fault": fault})
 
+    def suffer(self, member: Member, what: str, seconds: float, *, back: bool = True) -> None:
+        """Let a node suffer for some seconds: `kill`, `leave`, `freeze`, or a fault of its connections.
+
+        A node that was killed or has left starts again, unless it is not to come `back`.
+        """
+        if what in ("kill", "leave"):
+            (member.kill if what == "kill" else member.leave)()
+            time.sleep(seconds)
+            if back:
+                member.start()
+        elif what == "freeze":
+            member.freeze()
+            time.sleep(seconds)
+            member.thaw()
+        else:
+            self.part(member, what)
+            time.sleep(seconds)
+            self.part(member, "")
+
     def held(self) -> int:
         """How many blobs the spills have."""
         return sum(m.stats()["engine"]["spill"]["entries"] for m in self.there())

@@ -13,7 +13,7 @@ import argparse
 import json
 import os
 import platform
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ import matplotlib as mpl
 mpl.use("svg")
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
+from matplotlib.container import BarContainer
 
 PAGES = Path(__file__).parent.parent / "docs" / "benchmarks"
 RESULTS = PAGES / "results.json"
@@ -44,18 +45,29 @@ FIGURES_WANTED = {
 Cases = dict[str, dict[str, Any]]
 
 
-def by_link(axes: Axes, case: dict[str, Any], kind: str, unit: str) -> None:
-    sides = list(case[f"{kind}_0ms"])
+def legend(axes: Axes, **options: Any) -> None:
+    """The names of the lines or bars, each in its colour."""
+    axes.legend(frameon=False, labelcolor="linecolor", **options)
+
+
+def grouped(axes: Axes, sides: Mapping[str, Sequence[float]], groups: Sequence[str], unit: str) -> list[BarContainer]:
+    """Bars side by side: one of each side in each group, which are round trips to a bucket."""
     width = 0.8 / len(sides)
-    for n, side in enumerate(sides):
-        heights = [case[f"{kind}_{link}"][side] for link in LINKS]
-        places = [place + (n - (len(sides) - 1) / 2) * width for place in range(len(LINKS))]
-        axes.bar(places, heights, width * 0.92, label=NAMES.get(side, side), color=COLOURS[n % len(COLOURS)])
-    axes.set_xticks(range(len(LINKS)), LINKS.values())
+    bars = []
+    for n, (side, heights) in enumerate(sides.items()):
+        places = [place + (n - (len(sides) - 1) / 2) * width for place in range(len(groups))]
+        bars.append(axes.bar(places, heights, width * 0.92, label=side, color=COLOURS[n % len(COLOURS)]))
+    axes.set_xticks(range(len(groups)), groups)
     axes.set_xlabel("round trip to the bucket")
     axes.set_ylabel(unit)
     axes.grid(axis="y")
-    axes.legend(ncols=2, frameon=False, fontsize=8, labelcolor="linecolor")
+    legend(axes, ncols=2, fontsize=8)
+    return bars
+
+
+def by_link(axes: Axes, case: dict[str, Any], kind: str, unit: str) -> None:
+    sides = {NAMES.get(side, side): [case[f"{kind}_{link}"][side] for link in LINKS] for side in case[f"{kind}_0ms"]}
+    grouped(axes, sides, list(LINKS.values()), unit)
 
 
 def throughput(axes: Axes, cases: Cases) -> None:
@@ -100,7 +112,7 @@ def cache(axes: Axes, cases: Cases) -> None:
     axes.set_ylabel("hit rate")
     axes.set_ylim(0, 1)
     axes.grid()
-    axes.legend(frameon=False, labelcolor="linecolor")
+    legend(axes)
 
 
 def nodes(axes: Axes, cases: Cases) -> None:
@@ -118,7 +130,7 @@ def nodes(axes: Axes, cases: Cases) -> None:
     axes.set_xlabel("nodes")
     axes.set_ylabel("loading from the nodes' caches,\ntimes as fast as from the store")
     axes.grid()
-    axes.legend(frameon=False, labelcolor="linecolor")
+    legend(axes)
 
 
 def horizontal(axes: Axes, rows: dict[str, float], unit: str, form: str) -> None:

@@ -25,7 +25,7 @@ import clean_root
 import pyarrow.fs
 import wheels
 from bowstring import demo
-from harness import Context, Figure, Need, Result, emit, needs, program
+from harness import Context, Figure, Need, Result, disk, emit, needs, program
 from PIL import Image
 from ports import free_port
 from sizes import sized
@@ -75,14 +75,14 @@ def run(context: Context) -> Result:
             ddp, which = trained(shell, job, limit)
             in_bucket = done(shell, bucket)
     buckets = next((home / ".cache/bowstring/open").glob("*/buckets"))
-    copied = held(buckets / "store") / stored
+    copied = disk(buckets / "store") / stored
     emit(
         case="first_hour",
         photographs=PHOTOGRAPHS,
         photographs_mb=round(size / 1e6),
         objects=OBJECTS,
         bucket_mb=round(stored / 1e6),
-        cached_share=round(held(buckets / "spill") / stored, 3),
+        cached_share=round(disk(buckets / "spill") / stored, 3),
     )
     return Result(
         "first_hour",
@@ -124,11 +124,6 @@ def trained(shell: clean_root.Shell, job: str, limit: str) -> tuple[float, float
         raise RuntimeError(f"{limit} does not name a limit: {found.said}\nthe job: {shell.said('job')[-1000:]}")
     shell.end()
     return ddp, found.seconds
-
-
-def held(folder: Path) -> int:
-    """The bytes on the disk of a folder."""
-    return sum(path.stat().st_blocks * 512 for path in folder.rglob("*") if path.is_file())
 
 
 @contextlib.contextmanager

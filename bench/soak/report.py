@@ -238,4 +238,4 @@ def _panel(axes: Axes, panel: tuple[str, str], lines: list[dict[str, Any]]) -> N
     axes.grid(axis="y")
     axes.tick_params(labelsize=7)
     if len(lines) <= len(plots.COLOURS):
-        axes.legend(frameon=False, fontsize=6, labelcolor="linecolor", ncols=2)
+        plots.legend(axes, fontsize=6, ncols=2)

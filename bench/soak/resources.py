@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import os
 import re
 import threading
 import time
@@ -96,16 +95,6 @@ def server(admin: str) -> dict[str, float]:
         return {}
     pairs = (line.rsplit(" ", 1) for line in lines if line and line[0] != "#")
     return {_WANTED[name]: float(value) for name, value in pairs if name in _WANTED}
-
-
-def disk(folder: Path) -> float:
-    """Bytes of the disk that a folder's files take."""
-    total = 0
-    for parent, _, names in os.walk(folder):
-        for name in names:
-            with contextlib.suppress(OSError):  # it was removed meanwhile
-                total += (Path(parent) / name).stat().st_blocks * 512
-    return float(total)
 
 
 @dataclass

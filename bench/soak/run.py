@@ -30,8 +30,10 @@ ROOT = Path(__file__).parent.parent.parent
 for folder in ("examples", "bench"):
     sys.path.append(str(ROOT / folder))
 
+from harness import disk  # noqa: E402
+
 from soak import report  # noqa: E402
-from soak.resources import Sampler, disk, process, server  # noqa: E402
+from soak.resources import Sampler, process, server  # noqa: E402
 from soak.sites import SITES, Event, Site, has_java  # noqa: E402
 
 STUCK = 150.0  # seconds without a word from a client; a fault lasts a few

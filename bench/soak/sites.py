@@ -229,18 +229,7 @@ def node_fault(nodes: Nodes, what: str) -> Callable[[random.Random], str]:
 
     def cause(rng: random.Random) -> str:
         member, seconds = rng.choice(nodes.members[1:]), rng.uniform(0.2, LONGEST)
-        if what in ("kill", "leave"):
-            (member.kill if what == "kill" else member.leave)()
-            time.sleep(seconds)
-            member.start()
-        elif what == "freeze":
-            member.freeze()
-            time.sleep(seconds)
-            member.thaw()
-        else:
-            nodes.part(member, what)
-            time.sleep(seconds)
-            nodes.part(member, "")
+        nodes.suffer(member, what, seconds)
         nodes.whole(WHOLE)
         return member.name
 

@@ -14,7 +14,7 @@ from cassandra_node import Cassandra, warm
 from harness import MIB, Context, Stream, TimedReaders, median, shuffled
 from matplotlib.axes import Axes
 from nodes import Links, Wire
-from plots import COLOURS
+from plots import COLOURS, legend
 from server import Server
 
 from .model import Busy, Claim, Found, Json, System, Table, installed, theirs
@@ -264,7 +264,7 @@ def plot(axes: Axes, series: Json) -> None:
     axes.set_xlabel("round trip; at 300 ms with 0.1 % loss")
     axes.set_ylabel("% of the training bound")
     axes.grid()
-    axes.legend(frameon=False, labelcolor="linecolor", fontsize=8)
+    legend(axes, fontsize=8)
 
 
 SYSTEM = System(

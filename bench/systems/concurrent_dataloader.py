@@ -8,7 +8,7 @@ from typing import Any
 
 from harness import Context, Stream, median
 from matplotlib.axes import Axes
-from plots import COLOURS
+from plots import grouped
 
 from .model import Busy, Claim, Found, Json, System, Table, theirs
 from .photographs import BATCH, Bucket, bucket
@@ -93,17 +93,10 @@ def run(context: Context, smoke: bool) -> Found:
 def plot(axes: Axes, series: Json) -> None:
     """Time of a batch by side and link."""
     links = list(next(iter(series.values())))
-    width = 0.8 / len(series)
-    for n, (name, times) in enumerate(series.items()):
-        places = [place + (n - (len(series) - 1) / 2) * width for place in range(len(links))]
-        bars = axes.bar(places, list(times.values()), width * 0.92, label=name, color=COLOURS[n])
-        axes.bar_label(bars, [f"{t:.0f}" for t in times.values()], fontsize=7)
-    axes.set_xticks(range(len(links)), links)
-    axes.set_xlabel("round trip to the bucket")
-    axes.set_ylabel("ms for a batch of 64")
+    sides = {name: list(times.values()) for name, times in series.items()}
+    for bars, times in zip(grouped(axes, sides, links, "ms for a batch of 64"), sides.values(), strict=True):
+        axes.bar_label(bars, [f"{t:.0f}" for t in times], fontsize=7)
     axes.set_yscale("log")
-    axes.grid(axis="y")
-    axes.legend(frameon=False, labelcolor="linecolor", fontsize=8, ncols=2)
 
 
 SYSTEM = System(

@@ -7,7 +7,7 @@ from typing import Any
 from cases.wait_objects import COMPUTE
 from harness import Context, Stream, median
 from matplotlib.axes import Axes
-from plots import COLOURS
+from plots import COLOURS, legend
 
 from .model import Busy, Claim, Found, Json, System, Table, theirs
 from .photographs import BATCH, Bucket, bucket
@@ -101,7 +101,7 @@ def plot(axes: Axes, series: Json) -> None:
     axes.set_xlabel("held, % of the data")
     axes.set_ylabel("less waiting, %")
     axes.grid()
-    axes.legend(frameon=False, labelcolor="linecolor", fontsize=8)
+    legend(axes, fontsize=8)
 
 
 SYSTEM = System(

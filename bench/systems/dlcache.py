@@ -13,7 +13,7 @@ from cases.dlcache import COUNTS, GRID, RTT_S, SCALE, forget, photographs
 from cases.image_ops import pillow12
 from harness import Context, median
 from matplotlib.axes import Axes
-from plots import COLOURS
+from plots import COLOURS, legend
 from ready import read
 from server import Server
 
@@ -124,7 +124,7 @@ def plot(axes: Axes, series: Json) -> None:
     axes.set_ylabel("% more samples a second, best cell")
     axes.set_yscale("symlog", linthresh=100)  # a cell may have no gain
     axes.grid(axis="y")
-    axes.legend(frameon=False, labelcolor="linecolor", fontsize=8)
+    legend(axes, fontsize=8)
 
 
 SYSTEM = System(

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+from bounds import Bound
 from harness import Context, Stream
 from matplotlib.axes import Axes
 
@@ -40,9 +41,7 @@ class Claim:
     @property
     def reached(self) -> bool:
         """Whether the figure is within its bound."""
-        return (self.at_least is None or self.value >= self.at_least) and (
-            self.at_most is None or self.value <= self.at_most
-        )
+        return Bound(self.at_least, self.at_most).keeps(self.value)
 
 
 @dataclass

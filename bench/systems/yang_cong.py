@@ -12,7 +12,7 @@ from cassandra_node import Cassandra
 from harness import Context, median
 from matplotlib.axes import Axes
 from nodes import stored
-from plots import COLOURS
+from plots import COLOURS, legend
 
 from .model import Busy, Claim, Found, Json, System, Table
 
@@ -145,7 +145,7 @@ def plot(axes: Axes, series: Json) -> None:
     axes.set_xlabel("nodes (16 to 128: MuMMI; 256: ImageNet)")
     axes.set_ylabel("loading from the nodes' caches,\ntimes as fast as from the store")
     axes.grid()
-    axes.legend(frameon=False, labelcolor="linecolor")
+    legend(axes)
 
 
 SYSTEM = System(
