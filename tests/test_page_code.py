@@ -122,7 +122,7 @@ def dict(*args, **more):
     sent.append(plain.do_get(info.endpoints[0].ticket).read_chunk().data.num_rows)
     return request
 """
-# A job of which the server has a record.
+# The server has a record of this job.
 SERVED = """
 with photos.shuffle(7).batches(64) as batches:
     for batch in batches:
@@ -348,7 +348,7 @@ def test_the_code_of_a_page(
         exec(compile(text.replace(SERVER, filled.url), where, "exec"), names)  # noqa: S102
 
     def reader(text: str) -> str:
-        """The text as a reader writes it who has this machine alone."""
+        """The text for a reader with this machine alone."""
         for old, new in about.instead.items():
             text = text.replace(old, new)
         return text

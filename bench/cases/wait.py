@@ -17,7 +17,7 @@ BATCH, COMPUTE = sized(64, smoke=8), 0.040  # seconds that the consumer computes
 BANDWIDTH = BATCH * SIZE / COMPUTE / 2  # bytes a second: half of what it could use
 STEPS = sized(30, smoke=3)  # batches of an epoch
 PHOTOGRAPHS = STEPS * BATCH
-EPOCHS = sized(4, smoke=2)  # the first of which is not counted: it is what fills the spill
+EPOCHS = sized(4, smoke=2)  # the first one fills the spill, and is not counted
 COUNTED = (EPOCHS - 1) * PHOTOGRAPHS
 # Batches read one sample at a time, by link; one takes 1.4 s and 10 s.
 SERIAL = sized({"20ms": 11, "150ms": 5}, smoke={"20ms": 2, "150ms": 2})

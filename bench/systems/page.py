@@ -19,7 +19,7 @@ minutes of two cores and writes this page. `make headlines CASE=deli` measures o
 
 Sides of a comparison are interleaved within a run, and figures are medians over its rounds. Client, server, store and
 links share the cores of one machine. So ratios hold, and absolute figures hold on the machine and the day. The figures
-are also in [results.json](headlines/results.json), of which the page and its plots are made.
+are also in [results.json](headlines/results.json), and the page and its plots are made from that file.
 """
 
 

@@ -94,7 +94,7 @@ func TestBucketHasAWayOfItsOwn(t *testing.T) {
 	})
 }
 
-// joining is a gatherer of which every other blob comes at once, with another one that was read before.
+// joining is a gatherer. Every other of its blobs comes at once, with a blob that was read before.
 type joining struct{ gatherer }
 
 func (j joining) Fetch(cells []read.Cell, to read.Answers) {

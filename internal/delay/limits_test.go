@@ -219,7 +219,7 @@ func TestCloseUnblocksWhatWaitsForALimit(t *testing.T) {
 	}
 }
 
-// TestLossCostsRoundTrips reads windows of which each loses packets. The bytes behind the first
+// TestLossCostsRoundTrips reads windows that each lose packets. The bytes behind the first
 // one come a round trip later, and no later, because all packets are sent again together. The
 // bytes before it make room for the next window in time.
 func TestLossCostsRoundTrips(t *testing.T) {
@@ -239,7 +239,7 @@ func TestLossCostsRoundTrips(t *testing.T) {
 		})
 }
 
-// TestLossIsTheShareOfPackets sends single packets, of which a lost one takes a round trip more.
+// TestLossIsTheShareOfPackets sends single packets. A lost one takes a round trip more.
 func TestLossIsTheShareOfPackets(t *testing.T) {
 	const packets, loss = 2_000, 0.1
 	seed := rand.Uint64()

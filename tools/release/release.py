@@ -35,7 +35,7 @@ class RefusedError(Exception):
 
 
 def check(root: Path, version: str, key: str) -> None:
-    """Refuse a version, tree or key of which no release can be made."""
+    """Refuse a version, tree or key that cannot make a release."""
     if not VERSION.fullmatch(version):
         raise RefusedError(f"VERSION={version!r} is no version: want three numbers, such as VERSION=0.1.0")
     for name in (version, f"v{version}"):

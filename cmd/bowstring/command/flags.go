@@ -109,7 +109,7 @@ type recordFlags struct {
 	Tenants      string `setting:"" unset:"callers name tenants, and all get the same" type:"path" placeholder:"FILE" help:"Tenants: who is in which, and what each gets; read again when the file changes."`
 	Usage        string `setting:"" type:"path" placeholder:"DIR" help:"Directory for records of what tenants use, by day and dataset; see usage. One server at a time can use it."`
 	UsageKeep    int    `setting:"" default:"400" placeholder:"DAYS" help:"For how many days that is kept."`
-	Lineage      string `setting:"" type:"path" placeholder:"DIR" help:"Directory for records of which samples jobs received, for example beside the spill; see lineage. One server at a time can use it."`
+	Lineage      string `setting:"" type:"path" placeholder:"DIR" help:"Directory for records of the samples that jobs received, for example beside the spill; see lineage. One server at a time can use it."`
 	LineageBytes size   `setting:"" default:"64MiB" placeholder:"SIZE" help:"How much of that is kept, the latest."`
 	Audit        string `setting:"" type:"path" placeholder:"FILE" help:"File for the audit log of reads, writes and drops, as JSON lines. One server has it at a time."`
 	AuditSize    size   `setting:"" default:"100MiB" placeholder:"SIZE" help:"How long that file may get before it is put aside as FILE.1, FILE.2 and so on."`
