@@ -462,3 +462,22 @@ func TestNoBucket(t *testing.T) {
 		t.Fatalf("%v, %v", outcome, err)
 	}
 }
+
+// TestSharesLeaveRetriesEnough: a test's share of failing requests never fails three of the
+// same requests in a row, so that a client which repeats them succeeds in every run.
+func TestSharesLeaveRetriesEnough(t *testing.T) {
+	f := newFaulty(t, objecttest.Config{Seed: 7})
+	f.s.Fail(objecttest.Fault{Kinds: []objecttest.Kind{objecttest.Put}, Share: .9, Status: 503})
+	f.s.Fail(objecttest.Fault{Kinds: []objecttest.Kind{objecttest.Put}, Share: .9, Lose: true})
+	for i := range 10 {
+		for try := 0; ; try++ {
+			_, outcome, err := f.b.Put(t.Context(), fmt.Sprint(i), nil, object.Condition{})
+			if outcome == object.Made {
+				break
+			}
+			if try == 2 {
+				t.Fatalf("the third try: %v, %v", outcome, err)
+			}
+		}
+	}
+}

@@ -57,7 +57,7 @@ type Fault struct {
 	Prefix string  // of their keys; for lists, the listed prefix
 	Skip   int     // how many of them are served first
 	Times  int     // how many of them fail, at most; 0: all
-	Share  float64 // of them that fail, drawn by the server's seed; 0: all
+	Share  float64 // of them that fail, sampled by the server's seed, at most two of the same in a row; 0: all
 	Rate   float64 // requests a second; those beyond it fail; 0: all fail
 
 	// Effects: how they fail. Several may be set.
@@ -152,7 +152,21 @@ type Server struct {
 	rand    *rand.Rand      // for faults; its sequence depends on the seed and the order of the requests
 	expired map[string]bool // ids of access keys
 	ids     int
+	// inRow counts the newest requests of a kind for a key and a range that a Share made
+	// fail, one after another.
+	inRow map[request]int
 }
+
+// request is what a client repeats after a failure.
+type request struct {
+	kind      Kind
+	key, span string
+}
+
+// mostInRow is how many of the same requests in a row a Share makes fail. A client makes a
+// request five times. If each failed independently of the one before, one in some hundred
+// runs of a test with many requests would fail.
+const mostInRow = 2
 
 // bucket is a bucket of the server. The server's lock guards it.
 type bucket struct {
@@ -184,7 +198,8 @@ func Start(cfg Config) (*Server, error) {
 		return nil, err
 	}
 	s := &Server{cfg: cfg, listener: l, open: map[net.Conn]struct{}{}, buckets: map[string]*bucket{},
-		rand: rand.New(rand.NewPCG(cfg.Seed, 1)), expired: map[string]bool{}}
+		rand: rand.New(rand.NewPCG(cfg.Seed, 1)), expired: map[string]bool{},
+		inRow: map[request]int{}}
 	if cfg.TLS != nil {
 		s.listener = tls.NewListener(l, &tls.Config{Certificates: []tls.Certificate{*cfg.TLS}, MinVersion: tls.VersionTLS12})
 	}
@@ -348,6 +363,7 @@ func (s *Server) Heal() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.rules = nil
+	clear(s.inRow)
 	s.faulty.Store(false)
 }
 
@@ -409,9 +425,10 @@ func (b *bucket) sorted() []string {
 }
 
 // fault returns the first fault that applies to a request, and nil if none does.
-func (s *Server) fault(k Kind, key string) *Fault {
+func (s *Server) fault(k Kind, key, span string) *Fault {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	same := request{k, key, span}
 	for _, r := range s.rules {
 		if len(r.Kinds) > 0 && !slices.Contains(r.Kinds, k) || !strings.HasPrefix(key, r.Prefix) {
 			continue
@@ -419,15 +436,19 @@ func (s *Server) fault(k Kind, key string) *Fault {
 		if r.seen++; r.seen <= r.Skip || r.Times > 0 && r.done >= r.Times {
 			continue
 		}
-		if r.Share > 0 && s.rand.Float64() >= r.Share {
+		if r.Share > 0 && (s.rand.Float64() >= r.Share || s.inRow[same] == mostInRow) {
 			continue
 		}
 		if r.Rate > 0 && r.below() {
 			continue
 		}
 		r.done++
+		if r.Share > 0 {
+			s.inRow[same]++
+		}
 		return &r.Fault
 	}
+	delete(s.inRow, same)
 	return nil
 }
 
@@ -503,7 +524,7 @@ func (s *Server) serve(c net.Conn) {
 				q, _ := url.ParseQuery(x.query)
 				key = q.Get("prefix")
 			}
-			x.fault = s.fault(x.kind, key)
+			x.fault = s.fault(x.kind, key, x.span)
 		}
 		err := s.handle(c, in, &out, &x)
 		if err != nil || x.closing {
