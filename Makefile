@@ -152,7 +152,7 @@ ALONE := $(addprefix bowstring/,fetch/operators/images fetch/operators/images/co
   fetch/operators/audio/dsp fetch/operators/audio/vorbis fetch/layout fetch/plan fetch/where schema schema/checksum \
   schema/checksum/forge spill/replay spill/scale internal/hostile internal/simulate)
 # Tests that compute, or kill processes of their own, far more than they synchronise: in virtual time, at random against an
-# oracle, of damaged bytes. The others of their packages are raced here, and all of them in `make nightly`.
+# oracle, of damaged bytes, in little memory. The others of their packages are raced here, and all of them in `make nightly`.
 empty :=
 PLAIN := $(subst $(empty) $(empty),|,$(strip \
   TestKill TestPowerLoss TestAnyCalls TestMetamorphic TestSimulation TestSimulationRepeats TestPlanted TestFlippedDatabase \
@@ -166,7 +166,7 @@ PLAIN := $(subst $(empty) $(empty),|,$(strip \
   TestBudgetOfManyNodes TestBudgetOfNodesByPrefix TestBudgetOfAServer TestManyKeys \
   TestConformanceFaults TestConformanceDirectory TestLostAnswers TestCopyEndsAnywhere TestRebuildKilled TestDamagedStaysReadable \
   TestIndexesThatDiffer TestIndexesOfLargeTars TestListRanges TestListRangesOfMany TestLargeImage TestDamagedChunks TestMDSWalk \
-  TestManyBadRows TestKeySorter TestDamagedParquet TestRoundTrip TestAttachResumes TestAttachUpdateShards TestAttachLazy \
+  TestDecompressionBombs TestMDSBombs TestChunkBombs TestManyBadRows TestKeySorter TestDamagedParquet TestRoundTrip TestAttachResumes TestAttachUpdateShards TestAttachLazy \
   TestAttachFromFaultyS3 TestAttachedEqualsImported TestAttachUpdateOfAltered \
   TestPlainTransport TestDecodedBodiesTakeWhatIsCounted TestSharedIsTheSameBatch TestFramesRoundTrip TestServerIsEveryDataset \
   TestStoreIsAStore TestFlippedBits TestFewBlobsOfManySegments TestDirect TestDirectFromFrames TestFindsFaults))
