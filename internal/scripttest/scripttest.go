@@ -30,7 +30,18 @@ func (m leakChecked) Run() int {
 }
 
 // Main runs the tests of a package, whose scripts may execute the programs, each as a process of its own.
-func Main(m *testing.M, programs map[string]func()) { testscript.Main(leakChecked{m}, programs) }
+func Main(m *testing.M, programs map[string]func()) {
+	if os.Getenv(raceOptions) == "" {
+		// A program built with the race detector sleeps for a second before it exits, so that
+		// goroutines which still run report their races. The scripts of one package execute some
+		// 400 programs, and each ends its goroutines before it exits.
+		os.Setenv(raceOptions, "atexit_sleep_ms=0")
+	}
+	testscript.Main(leakChecked{m}, programs)
+}
+
+// raceOptions names the variable from which a program reads the options of the race detector.
+const raceOptions = "GORACE"
 
 // Run runs all scripts. Each has a directory and a HOME of its own. Scripts have the
 // given commands, those of testscript, and "await". update rewrites the golden parts of
@@ -44,19 +55,20 @@ func Run(t *testing.T, update bool, commands map[string]Command) {
 		UpdateScripts:       update,
 		Setup: func(env *testscript.Env) error {
 			env.Setenv("HOME", filepath.Join(env.WorkDir, "home"))
+			env.Setenv(raceOptions, os.Getenv(raceOptions))
 			return os.Mkdir(filepath.Join(env.WorkDir, "home"), 0o755)
 		},
 		Cmds: commands,
 	})
 }
 
-// await implements "await FILE VARIABLE". It waits for the file, at most 30 s, and sets
-// the variable to its text.
+// await implements "await FILE VARIABLE". It waits for the file, at most two minutes, and
+// sets the variable to its text. A server under the race detector takes 20 s to start on a busy machine.
 func await(ts *testscript.TestScript, _ bool, args []string) {
 	if len(args) != 2 {
 		ts.Fatalf("usage: await FILE VARIABLE")
 	}
-	deadline := time.Now().Add(30 * time.Second)
+	deadline := time.Now().Add(2 * time.Minute)
 	for {
 		data, err := os.ReadFile(ts.MkAbs(args[0]))
 		if err == nil {

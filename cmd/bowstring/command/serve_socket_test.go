@@ -3,7 +3,6 @@ package command
 import (
 	"context"
 	"errors"
-	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -12,18 +11,44 @@ import (
 	"testing"
 	"time"
 
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/health/grpc_health_v1"
+
 	"bowstring/flight"
 )
 
+// socketServer is a running "bowstring serve" at a socket.
+type socketServer struct {
+	*exec.Cmd
+	ended chan struct{} // closed when the process has ended with err
+	err   error
+	log   string // its path
+}
+
+// Wait waits until the process has ended.
+func (p *socketServer) Wait() error { <-p.ended; return p.err }
+
 // serveSocket starts a server at a socket and waits until it serves.
-func serveSocket(t *testing.T, dir string, args ...string) *exec.Cmd {
+func serveSocket(t *testing.T, dir string, args ...string) *socketServer {
+	t.Helper()
+	p, ready := startSocket(t, dir, args...)
+	if !ready {
+		said, _ := os.ReadFile(p.log)
+		t.Fatalf("serve does not become ready: %s", said)
+	}
+	return p
+}
+
+// startSocket starts a server at a socket and waits until it serves or has ended.
+func startSocket(t *testing.T, dir string, args ...string) (p *socketServer, serves bool) {
 	t.Helper()
 	ready := filepath.Join(dir, "ready")
 	_ = os.Remove(ready)
-	p := exec.Command("bowstring", append([]string{"serve", "--store", filepath.Join(dir, "store"), "--listen",
-		"grpc+unix://" + filepath.Join(dir, "socket"), "--ready-file", ready}, args...)...)
-	log := filepath.Join(dir, "log")
-	out, err := os.Create(log)
+	p = &socketServer{ended: make(chan struct{}), log: filepath.Join(dir, "log"), Cmd: exec.Command("bowstring",
+		append([]string{"serve", "--store", filepath.Join(dir, "store"), "--listen",
+			"grpc+unix://" + filepath.Join(dir, "socket"), "--ready-file", ready}, args...)...)}
+	out, err := os.Create(p.log)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -32,25 +57,30 @@ func serveSocket(t *testing.T, dir string, args ...string) *exec.Cmd {
 	if err := p.Start(); err != nil {
 		t.Fatal(err)
 	}
+	go func() {
+		p.err = p.Cmd.Wait()
+		close(p.ended)
+	}()
 	t.Cleanup(func() {
-		if p.ProcessState == nil {
-			_ = p.Process.Kill()
-			_ = p.Wait()
-		}
+		_ = p.Process.Kill()
+		<-p.ended
 	})
-	for began := time.Now(); ; {
+	tick := time.NewTicker(5 * time.Millisecond) // another process makes the file, so that there is nothing to wait on
+	defer tick.Stop()
+	for end := time.Now().Add(2 * time.Minute); time.Now().Before(end); {
 		if text, err := os.ReadFile(ready); err == nil {
 			if want := "grpc+unix://" + filepath.Join(dir, "socket") + "\n"; string(text) != want {
 				t.Fatalf("the ready file has %q, want %q", text, want)
 			}
-			return p
+			return p, true
 		}
-		if time.Since(began) > time.Minute {
-			said, _ := os.ReadFile(log)
-			t.Fatalf("serve does not become ready: %s", said)
+		select {
+		case <-p.ended:
+			return p, false
+		case <-tick.C:
 		}
-		time.Sleep(5 * time.Millisecond)
 	}
+	return p, false
 }
 
 // One server at a time has a socket, for its user alone. One that was killed leaves nothing that keeps the next from it.
@@ -92,26 +122,42 @@ func TestServeSocket(t *testing.T) {
 // A connection keeps a server; without any it ends by itself, and well.
 func TestServeExitsWhenIdle(t *testing.T) {
 	dir := t.TempDir()
-	p := serveSocket(t, dir, "--exit-when-idle", "1s")
-	c, err := net.Dial("unix", filepath.Join(dir, "socket"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	ended := make(chan error, 1)
-	go func() { ended <- p.Wait() }()
-	select {
-	case err := <-ended:
-		t.Fatalf("the server ended with a connection open: %v", err)
-	case <-time.After(2500 * time.Millisecond):
-	}
-	if err := c.Close(); err != nil {
-		t.Fatal(err)
-	}
-	if err := <-ended; err != nil {
-		t.Errorf("the server ended with %v", err)
-	}
-	if _, err := os.Lstat(filepath.Join(dir, "ready")); !os.IsNotExist(err) {
-		t.Errorf("the ready file is left: %v", err)
+	for quiet := time.Second; ; quiet *= 4 {
+		p, serves := startSocket(t, dir, "--exit-when-idle", quiet.String())
+		conn, err := grpc.NewClient("unix://"+filepath.Join(dir, "socket"),
+			grpc.WithTransportCredentials(insecure.NewCredentials()))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close()
+		if serves {
+			_, err = grpc_health_v1.NewHealthClient(conn).Check(t.Context(), &grpc_health_v1.HealthCheckRequest{})
+		}
+		// On a busy machine the server may end before the test has connected.
+		if (!serves || err != nil) && quiet < time.Minute {
+			if err := p.Wait(); err != nil {
+				t.Fatalf("a server without connections ended with %v", err)
+			}
+			continue
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		select {
+		case <-p.ended:
+			t.Fatalf("the server ended with a connection open: %v", p.err)
+		case <-time.After(quiet * 5 / 2):
+		}
+		if err := conn.Close(); err != nil {
+			t.Fatal(err)
+		}
+		if err := p.Wait(); err != nil {
+			t.Errorf("the server ended with %v", err)
+		}
+		if _, err := os.Lstat(filepath.Join(dir, "ready")); !os.IsNotExist(err) {
+			t.Errorf("the ready file is left: %v", err)
+		}
+		return
 	}
 }
 

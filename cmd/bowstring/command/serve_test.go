@@ -46,7 +46,7 @@ func startServe(t *testing.T, args ...string) *process {
 			t.Logf("stderr of serve:\n%s", p.stderr.String())
 		}
 	})
-	for deadline := time.Now().Add(30 * time.Second); ; time.Sleep(5 * time.Millisecond) {
+	for deadline := time.Now().Add(2 * time.Minute); ; time.Sleep(5 * time.Millisecond) {
 		if text, err := os.ReadFile(ready); err == nil {
 			p.addr = strings.TrimPrefix(strings.TrimSpace(string(text)), "grpc://")
 			return p
@@ -171,13 +171,16 @@ func TestRulesHoldWhileDraining(t *testing.T) {
 	if _, err := stream.Recv(); err != nil {
 		t.Fatal(err)
 	}
+	// A call that begins while the server drains may be refused, so it begins before.
+	health, err := grpc_health_v1.NewHealthClient(conn).Watch(t.Context(), &grpc_health_v1.HealthCheckRequest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	awaitHealth(t, health, grpc_health_v1.HealthCheckResponse_SERVING)
 	if err := p.Process.Signal(syscall.SIGTERM); err != nil {
 		t.Fatal(err)
 	}
-	health, err := grpc_health_v1.NewHealthClient(conn).Watch(t.Context(), &grpc_health_v1.HealthCheckRequest{})
-	if err == nil {
-		awaitHealth(t, health, grpc_health_v1.HealthCheckResponse_NOT_SERVING)
-	}
+	awaitHealth(t, health, grpc_health_v1.HealthCheckResponse_NOT_SERVING)
 	write("list")
 	for err = nil; err == nil; _, err = stream.Recv() { // slowly: all of it would take 40 s
 		time.Sleep(100 * time.Millisecond)
