@@ -64,7 +64,8 @@ func twice(t *testing.T, s store.Store, one, two *made) []*schema.Snapshot {
 var below = map[string]func(t *testing.T) store.Store{
 	"local": func(t *testing.T) store.Store { return openLocal(t, filepath.Join(t.TempDir(), "store")) },
 	"bucket": func(t *testing.T) store.Store {
-		options := bucket.Options{Logger: slog.New(slog.DiscardHandler), SegmentBytes: 64 << 10, Renew: 100 * time.Millisecond}
+		options := bucket.Options{Logger: slog.New(slog.DiscardHandler), SegmentBytes: 64 << 10,
+			Renew: 100 * time.Millisecond, Lapse: time.Hour}
 		dir := t.TempDir()
 		must(t, os.CopyFS(dir, os.DirFS(emptyBucket(t, options))))
 		s, err := bucket.Open(t.Context(), "file://"+dir, options)

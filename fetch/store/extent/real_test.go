@@ -65,7 +65,7 @@ func copyReal(t *testing.T, real objecttest.Real) {
 	place, settings, _ := strings.Cut(real.URL, "?")
 	inBucket := func(name string) *extent.Store {
 		url := place + "/" + name + "?" + settings
-		options := bucket.Options{Logger: slog.New(slog.DiscardHandler), Bucket: keys, Renew: time.Second}
+		options := bucket.Options{Logger: slog.New(slog.DiscardHandler), Bucket: keys, Renew: time.Second, Lapse: time.Hour}
 		_, err := bucket.Init(t.Context(), url, bucket.InitOptions{Options: options})
 		must(t, err)
 		s, err := bucket.Open(t.Context(), url, options)

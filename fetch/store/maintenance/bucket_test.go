@@ -20,7 +20,8 @@ import (
 func inBucket(t *testing.T) *bucket.Store {
 	t.Helper()
 	url := "file://" + t.TempDir()
-	opts := bucket.Options{Logger: slog.New(slog.DiscardHandler), SegmentBytes: 256 << 10, Renew: 100 * time.Millisecond}
+	opts := bucket.Options{Logger: slog.New(slog.DiscardHandler), SegmentBytes: 256 << 10,
+		Renew: 100 * time.Millisecond, Lapse: time.Hour}
 	_, err := bucket.Init(t.Context(), url, bucket.InitOptions{Options: opts})
 	must(t, err)
 	s, err := bucket.Open(t.Context(), url, opts)
@@ -118,7 +119,8 @@ func appendRows(t *testing.T, s store.Store, rows [][]byte) *schema.Snapshot {
 // in it; from a copy of the snapshots in another store, where everything has other keys, come the rows of it.
 func TestRepairSegments(t *testing.T) {
 	dir := t.TempDir()
-	opts := bucket.Options{Logger: slog.New(slog.DiscardHandler), SegmentBytes: 64 << 10, Renew: 100 * time.Millisecond}
+	opts := bucket.Options{Logger: slog.New(slog.DiscardHandler), SegmentBytes: 64 << 10,
+		Renew: 100 * time.Millisecond, Lapse: time.Hour}
 	_, err := bucket.Init(t.Context(), "file://"+dir, bucket.InitOptions{Options: opts})
 	must(t, err)
 	openAt := func(dir string) *bucket.Store {
