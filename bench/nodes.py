@@ -38,7 +38,7 @@ from ports import free_port
 INDEX = 8 << 20  # what a spill sets aside of its budget for its index
 HEADER = 256  # and for each blob, its header included
 LEAST = 16 << 20  # of a budget; a node takes no less, which is room for more than smoke runs ask for
-PATIENCE = 60  # seconds to wait for what is bound to happen
+PATIENCE = 180  # seconds to wait for what is bound to happen
 DATASET = "samples"
 
 

@@ -25,7 +25,7 @@ import pyarrow as pa
 import pyarrow.flight as fl
 
 PAUSE = 0.05  # seconds before a stream is requested again
-PATIENCE = 120  # seconds without a node that serves it
+PATIENCE = 300  # seconds without a node that serves it
 
 
 class Rank:

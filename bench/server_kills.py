@@ -16,8 +16,8 @@ from typing import NamedTuple
 
 from bowstring._local import servers
 
-_PATIENCE = 120.0  # seconds after which a call counts as hanging
-_ENDING = 60.0  # seconds that programs may take to end
+_PATIENCE = 240.0  # seconds after which a call counts as hanging
+_ENDING = 180.0  # seconds that programs may take to end
 _LOOP = """
     import sys, bowstring
     from bowstring.errors import BowstringError

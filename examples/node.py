@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 
-STOP_SECONDS = 60  # longer than a server drains
+STOP_SECONDS = 180  # longer than a server drains
 
 
 class Node:

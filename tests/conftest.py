@@ -74,7 +74,7 @@ def bowstring(binary: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
             check=False,
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=600,
             stdin=subprocess.DEVNULL,
         )
         assert done.returncode == status, f"{args} ended with {done.returncode}:\n{done.stdout}\n{done.stderr}"
@@ -214,7 +214,7 @@ def start_cassandra(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartC
         own = Cassandra(tmp_path_factory.mktemp("cassandra"), f"127.0.0.1:{port}")
         cassandra_script("start", own.folder, PORT=str(port), STORAGE_PORT=str(free_port()), **environment)
         nodes.append(own)
-        cassandra_script("wait", own.folder, "240")
+        cassandra_script("wait", own.folder, "600")
         return own
 
     yield begin

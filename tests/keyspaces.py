@@ -11,7 +11,10 @@ from typing import NamedTuple
 import pytest
 from cassandra.cluster import EXEC_PROFILE_DEFAULT, Cluster, ExecutionProfile, Session
 from cassandra.policies import RoundRobinPolicy
+from wire import PATIENCE
 
+# Limits of a store's address for connecting and for a statement, instead of 5 and 10 s.
+PATIENT = "&connect=120s&timeout=60s"
 Bowstring = Callable[..., subprocess.CompletedProcess[str]]
 NUMBERS = itertools.count()  # no name is used again: what was dropped a moment ago may still be on its way out
 
@@ -24,17 +27,28 @@ class Keyspace(NamedTuple):
 
     def uri(self, parameters: str = "") -> str:
         """The address of a store in it."""
-        return f"cql://{self.address}/{self.name}?conns=2{parameters}"
+        return f"cql://{self.address}/{self.name}?conns=2{PATIENT}{parameters}"
+
+
+def driver(cassandra: str) -> Cluster:
+    """The driver that other programs use. Its own limits are 2 to 10 s, which a node on a busy machine exceeds."""
+    host, _, port = cassandra.rpartition(":")
+    return Cluster(
+        [host],
+        port=int(port),
+        protocol_version=4,
+        execution_profiles={EXEC_PROFILE_DEFAULT: ExecutionProfile(RoundRobinPolicy(), request_timeout=PATIENCE)},
+        connect_timeout=PATIENCE,
+        control_connection_timeout=PATIENCE,
+        max_schema_agreement_wait=PATIENCE,
+        idle_heartbeat_timeout=PATIENCE,
+    )
 
 
 @pytest.fixture(scope="module")
 def cql(cassandra: str) -> Iterator[Session]:
     """A session of the driver that other programs use."""
-    host, _, port = cassandra.rpartition(":")
-    profile = ExecutionProfile(RoundRobinPolicy(), request_timeout=60)
-    with Cluster(
-        [host], port=int(port), protocol_version=4, execution_profiles={EXEC_PROFILE_DEFAULT: profile}
-    ) as cluster:
+    with driver(cassandra) as cluster:
         yield cluster.connect()
 
 

@@ -7,7 +7,7 @@ import socket
 import threading
 from types import TracebackType
 
-PATIENCE = 30  # seconds
+PATIENCE = 180  # seconds
 PREFACE = len(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")
 HEADERS = 1  # the frame that begins a call
 

@@ -22,7 +22,7 @@ from bowstring.polars import scan
 from bowstring.torch import BowstringDataset
 from conftest import StartNode
 from torch.utils.data import DataLoader
-from wire import act, read
+from wire import PATIENCE, act, read, until
 
 Bowstring = Callable[..., subprocess.CompletedProcess[str]]
 PHOTOS = 60
@@ -65,7 +65,7 @@ def bucket(lab: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Buck
         assert server.stdout
         yield Bucket(server.stdout.readline().strip(), "training")
         server.terminate()
-        server.wait(30)
+        server.wait(PATIENCE)
 
 
 @pytest.fixture(scope="module")
@@ -204,6 +204,11 @@ def with_spill(tmp_path: Path, store: Path) -> list[str]:
     return ["--spill", str(tmp_path / "spill"), "--spill-bytes", "256MiB"] if store.name == "attached" else []
 
 
+def entries(client: fl.FlightClient) -> int:
+    """How many blobs the spill has. They are stored behind the stream's back."""
+    return int(act(client, "stats")[0]["engine"]["spill"]["entries"])
+
+
 @pytest.mark.filterwarnings("ignore:.*set_vital.*", "ignore:This DataLoader will create")
 @pytest.mark.parametrize("spill", [False, True])
 @pytest.mark.parametrize("workers", [0, 2])
@@ -226,7 +231,7 @@ def test_torch(
         found.append(batches)
         if spill and store.name == "attached":
             with fl.connect(node.url) as own:
-                assert act(own, "stats")[0]["engine"]["spill"]["entries"] == 48
+                until(lambda: entries(own) == 48, "storing what was read")
     assert found[0] == found[1]
     whole = [position for positions, _ in found[1][:6] for position in positions]
     assert sorted(whole) == list(range(48))

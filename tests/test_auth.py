@@ -93,7 +93,7 @@ def test_certificates(access: Access, tmp_path: Path) -> None:
     cert, key = access.authority.client("gpu7.lan")
     with access.connect(cert_chain=cert.read_bytes(), private_key=key.read_bytes()) as client:
         assert listed(client) == []
-    assert "principal=gpu7.lan" in access.log.read_text()
+    until(lambda: "principal=gpu7.lan" in access.log.read_text(), "a line about the caller")
     strange = Authority(tmp_path / "other")
     cert, key = strange.client("gpu7.lan")
     with (
@@ -146,7 +146,7 @@ def test_the_lines_in_the_protocol(access: Access) -> None:
     exec(block, names)  # noqa: S102
     assert names["flights"] == []
     assert listed(names["client"]) == []
-    assert "principal=me " in access.log.read_text()
+    until(lambda: "principal=me " in access.log.read_text(), "a line about the caller")
 
 
 def test_revoked(access: Access, bowstring: Run) -> None:

@@ -14,7 +14,7 @@ import pytest
 from conftest import ROOT, StartNode
 from keyspaces import Bowstring, Keyspace, cql, new_keyspace, new_store
 from ports import free_port
-from wire import read, stats, until
+from wire import PATIENCE, read, stats, until
 
 __all__ = ["cql", "new_keyspace", "new_store"]  # fixtures
 
@@ -26,7 +26,7 @@ STREAMS = 10  # by each way
 
 def goroutines(admin: int) -> int:
     """Goroutines of a server, except those that its engine keeps for later reads."""
-    with urllib.request.urlopen(f"http://127.0.0.1:{admin}/debug/pprof/goroutine?debug=1", timeout=30) as answer:
+    with urllib.request.urlopen(f"http://127.0.0.1:{admin}/debug/pprof/goroutine?debug=1", timeout=PATIENCE) as answer:
         _, _, text = answer.read().decode().partition("\n")
     groups = [g for g in text.strip().split("\n\n") if "tiers.(*Reader).work" not in g]
     return sum(int(g.split(maxsplit=1)[0]) for g in groups)
@@ -46,7 +46,7 @@ def break_off(url: str, count: int) -> None:
         for way in WAYS
     ]  # fmt: skip
     for way, client in zip(WAYS, clients, strict=True):
-        said, _ = client.communicate(f"{count}\n", timeout=180)
+        said, _ = client.communicate(f"{count}\n", timeout=3 * PATIENCE)
         assert said.split() == ["ready", "done"], way
 
 

@@ -77,7 +77,7 @@ def test_two_importers_at_once(
                                           (folder, "other", "val", "create"))
     ]  # fmt: skip
     for process in importers:
-        _, err = process.communicate(timeout=180)
+        _, err = process.communicate(timeout=600)
         assert process.returncode == 0, err
     with fl.connect(start(store=uri).url) as own:
         (described,) = act(own, "list", dataset="both")

@@ -16,7 +16,7 @@ import pyarrow.flight as fl
 import pytest
 from cassandra.cluster import Session
 from conftest import Cassandra, StartCassandra, StartNode
-from keyspaces import Bowstring, Keyspace, cql, new_keyspace, new_store
+from keyspaces import PATIENT, Bowstring, Keyspace, cql, new_keyspace, new_store
 from ports import free_port
 from wire import PATIENCE, UNREAD, act, stats, stream, ticket, until
 
@@ -105,13 +105,13 @@ def guarded(start_cassandra: StartCassandra) -> Cassandra:
 
 
 def test_passwords(guarded: Cassandra, binary: Path, tmp_path: Path) -> None:
-    uri = f"cql://{guarded.address}/photos?rf=1&conns=1"
+    uri = f"cql://{guarded.address}/photos?rf=1&conns=1{PATIENT}"
     wrong = tmp_path / "wrong"
     wrong.write_text("ABC-not-the-password\n")
 
     def run(uri: str, **environment: str) -> tuple[int, str]:
         done = subprocess.run(
-            [binary, "store", "init", "--store", uri], check=False, capture_output=True, text=True, timeout=120,
+            [binary, "store", "init", "--store", uri], check=False, capture_output=True, text=True, timeout=PATIENCE,
             env={k: v for k, v in os.environ.items() if not k.startswith("BOWSTRING_CQL")} | environment,
         )  # fmt: skip
         return done.returncode, done.stdout + done.stderr
@@ -135,10 +135,11 @@ def test_a_node_that_hangs_and_one_that_is_gone(
 ) -> None:
     password = tmp_path / "password"
     password.write_text("cassandra\n")
-    uri = f"cql://{guarded.address}/hangs?rf=1&conns=2&timeout=1s&user=cassandra&password_file={password}"
-    bowstring("store", "init", "--store", uri)
-    bowstring("import", folder, "photos", "--store", uri)
-    node = start("--window-memory", "4MiB", "--read-timeout", "60s", store=uri)
+    uri = f"cql://{guarded.address}/hangs?rf=1&conns=2&connect=120s&user=cassandra&password_file={password}"
+    for words in (["store", "init"], ["import", folder, "photos"]):
+        bowstring(*words, "--store", f"{uri}&timeout=60s")
+    uri += "&timeout=1s"
+    node = start("--window-memory", "4MiB", "--read-timeout", "180s", store=uri)
     with fl.connect(node.url) as own, fl.connect(node.url) as watch, ThreadPoolExecutor(1) as pool:
         request: dict[str, Any] = {"dataset": "photos", "columns": ["id", "image"], "batch": 4, "shuffle": {"seed": 1}}
         whole = [row for piece in stream(own, ticket(**request)) for row in piece.data.to_pylist()]
@@ -160,7 +161,7 @@ def test_a_node_that_hangs_and_one_that_is_gone(
         act(own, "cancel", plan=first.about["plan"])
 
     # One that is gone ends it, with an error that says which sample, where, and that it may be tried again.
-    node = start("--window-memory", "4MiB", "--read-timeout", "3s", store=uri)
+    node = start("--window-memory", "4MiB", "--read-timeout", "10s", store=uri)
     with fl.connect(node.url) as own:
         parts = stream(own, ticket(**request, epochs=UNREAD))
         next(parts)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from churn import churn
+from keyspaces import PATIENT
 from nodes import Nodes, Wire, spill_bytes, stored
 
 SAMPLES, SIZE = 600, 30_000
@@ -18,7 +19,7 @@ pytestmark = pytest.mark.slow
 @pytest.fixture(scope="module")
 def keyspace(cassandra: str, binary: Path, worker_id: str) -> Iterator[str]:
     """A keyspace with the dataset."""
-    with stored(binary, f"cql://{cassandra}/churn_{worker_id}?rf=1", SAMPLES, SIZE) as uri:
+    with stored(binary, f"cql://{cassandra}/churn_{worker_id}?rf=1{PATIENT}", SAMPLES, SIZE) as uri:
         yield uri
 
 

@@ -14,11 +14,10 @@ from typing import Any
 import bowstring as bowstring_client
 import pyarrow.flight as fl
 import pytest
-from cassandra.cluster import EXEC_PROFILE_DEFAULT, Cluster, ExecutionProfile
-from cassandra.policies import RoundRobinPolicy
 from churn import Outcome, judge
 from conftest import ROOT
 from job import Ranks, job
+from keyspaces import PATIENT, driver
 from nodes import Member, Nodes, Wire, blob, spill_bytes, stored
 from playwright.sync_api import Browser, expect
 from screenshots import admin_of
@@ -30,17 +29,15 @@ Run = Callable[..., subprocess.CompletedProcess[str]]
 SAMPLES, SIZE, ROWS, EPOCHS = 400, 20_000, 60, 6
 OLD = "--peer-protocol=2"
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
 def store(cassandra: str, binary: Path, worker_id: str) -> Iterator[str]:
     """A keyspace with the dataset `samples`, and with `attached`, a table of another program's."""
     name = f"cluster_{worker_id}"
-    with stored(binary, f"cql://{cassandra}/{name}?rf=1", SAMPLES, SIZE) as uri:
-        host, _, port = cassandra.rpartition(":")
-        profiles = {EXEC_PROFILE_DEFAULT: ExecutionProfile(RoundRobinPolicy(), request_timeout=60)}
-        with Cluster([host], port=int(port), protocol_version=4, execution_profiles=profiles) as cluster:
+    with stored(binary, f"cql://{cassandra}/{name}?rf=1{PATIENT}", SAMPLES, SIZE) as uri:
+        with driver(cassandra) as cluster:
             cql = cluster.connect()
             cql.execute(f"CREATE TABLE IF NOT EXISTS {name}.foreign (id uuid PRIMARY KEY, data blob)")
             insert = cql.prepare(f"INSERT INTO {name}.foreign (id, data) VALUES (?, ?)")  # noqa: S608

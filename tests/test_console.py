@@ -29,7 +29,7 @@ from wire import PATIENCE, command, ticket
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
 # The first test may have to install the browser.
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.slow
 
 # Five seconds, as it is otherwise, may be too few beside other tests.
 expect.set_options(timeout=1000 * PATIENCE)

@@ -202,7 +202,7 @@ def test_size_and_key_of_a_blob_are_known_without_reading_it(client: fl.FlightCl
 def test_poll_flight_info_is_complete_at_once(node: Node) -> None:
     descriptor = fl.FlightDescriptor.for_path("photos", "train").serialize()
     with grpc.insecure_channel(node.url.removeprefix("grpc://")) as channel:
-        raw = channel.unary_unary(SERVICE + "PollFlightInfo")(descriptor, timeout=60)
+        raw = channel.unary_unary(SERVICE + "PollFlightInfo")(descriptor, timeout=600)
     # PollInfo: info = 1, flight_descriptor = 2 (absent: nothing to poll any more).
     assert raw[0] == 0x0A
     length, shift, at = 0, 0, 1
@@ -272,7 +272,7 @@ def test_health_and_reflection(node: Node) -> None:
     with grpc.insecure_channel(node.url.removeprefix("grpc://")) as channel:
         health = health_pb2_grpc.HealthStub(channel)
         for service in ("", "arrow.flight.protocol.FlightService"):
-            answer = health.Check(health_pb2.HealthCheckRequest(service=service), timeout=60)
+            answer = health.Check(health_pb2.HealthCheckRequest(service=service), timeout=600)
             assert answer.status == health_pb2.HealthCheckResponse.SERVING
         services = list(ProtoReflectionDescriptorDatabase(channel).get_services())
     assert "arrow.flight.protocol.FlightService" in services

@@ -84,7 +84,7 @@ def test_the_lines_in_the_readme(
             check=False,
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=600,
             cwd=tmp_path,
         )
         assert done.returncode == 0, done.stderr

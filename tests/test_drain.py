@@ -21,7 +21,7 @@ def test_running_streams_finish_and_new_ones_are_refused(start: StartNode) -> No
         fl.connect(node.url) as own,
         grpc.insecure_channel(node.url.removeprefix("grpc://")) as channel,
     ):
-        health = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest(), timeout=60)
+        health = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest(), timeout=600)
         assert next(health).status == health_pb2.HealthCheckResponse.SERVING
         parts = stream(own, ticket(dataset="photos", batch=4, epochs=UNREAD))
         rows = next(parts).data.num_rows

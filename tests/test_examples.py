@@ -32,7 +32,7 @@ def python(*args: str | Path, **environment: str) -> str:
         check=False,
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=600,
         env={**os.environ, **environment},
     )
     assert done.returncode == 0, done.stdout + done.stderr
@@ -179,5 +179,5 @@ def test_the_demo_stops_its_server_when_it_is_interrupted(binary: Path, tmp_path
         assert len(server) == 1
         demo.send_signal(signal.SIGINT)
         demo.stdout.read()
-        assert demo.wait(60) != 0
+        assert demo.wait(600) != 0
     assert not server[0].is_running()

@@ -306,7 +306,7 @@ class Shell:
             check=False,
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=600,
             stdin=subprocess.DEVNULL,
             env=self.environment,
         )

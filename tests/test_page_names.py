@@ -85,7 +85,7 @@ def commands(program: Path, words: tuple[str, ...] = ()) -> Iterator[tuple[str, 
         check=False,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=600,
         env={**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"},
     )
     assert done.returncode == 0, done.stderr

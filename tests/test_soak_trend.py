@@ -94,8 +94,9 @@ def test_process(leaks: bool) -> None:
                 series[kind].values.append(value)
         program.stdin.close()
     found = {kind: s.trend() for kind, s in series.items()}
-    assert {kind for kind, t in found.items() if t and t.leaks} == (
-        {"rss", "pss", "descriptors", "threads"} if leaks else set()
+    # Not by its share of pages: it rises when another process ends that had the same pages of a library.
+    assert {kind for kind, t in found.items() if t and t.leaks and kind != "pss"} == (
+        {"rss", "descriptors", "threads"} if leaks else set()
     )
     assert (trend_of := found["rss"]) is not None
     assert trend_of.level > MIB

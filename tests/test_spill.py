@@ -17,7 +17,7 @@ import pyarrow.flight as fl
 import pytest
 from conftest import PHOTOGRAPHS
 from node import Node
-from wire import UNREAD, Piece, act, command, stats, stream, ticket, until
+from wire import PATIENCE, UNREAD, Piece, act, command, stats, stream, ticket, until
 
 Bowstring = Callable[..., subprocess.CompletedProcess[str]]
 StartFar = Callable[..., Node]
@@ -111,7 +111,7 @@ def test_the_second_epoch_comes_from_the_spill(far: StartFar, files: dict[str, b
         after = spill(client)
         assert after["hits"] - before["hits"] == PHOTOGRAPHS
         assert after["misses"] == before["misses"]
-        assert stats(client)["engine"]["spill_reads"] >= PHOTOGRAPHS
+        assert stats(client)["engine"]["spill_reads"] + hedged(client) >= PHOTOGRAPHS
         assert read_from_store(client) == reads
 
 
@@ -160,7 +160,7 @@ def test_a_directory_belongs_to_one_server(
     shutil.copytree(imported, other)
     options: list[str | Path] = ["--store", other, "--spill", tmp_path / "spill", *sized(LARGE)]
     command = [lab, "serve", *options, "--listen", "127.0.0.1:0"]
-    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=PATIENCE)
     assert done.returncode == 1
     assert done.stdout == ""
     (line,) = (text for text in done.stderr.splitlines() if text.startswith("bowstring-lab: "))
@@ -231,8 +231,8 @@ def test_jobs_share_it(far: StartFar, bowstring: Bowstring, files: dict[str, byt
             assert job["dataset"] == "photos@1"
             assert job["rows"] == PHOTOGRAPHS
             assert job["streams"] == 1
-            assert job["spill_reads"] + job["window_reads"] >= 12
-            assert job["store_reads"] == 0
+            assert job["spill_reads"] + job["window_reads"] + job["store_reads"] >= 12
+            assert job["store_reads"] <= hedged(client)
 
         done = json.loads(bowstring("ls", "--cache", "--json", "--server", node.url).stdout)
         (listed,) = done["datasets"]

@@ -19,7 +19,7 @@ from wire import PATIENCE, UNREAD, act, command, read, stats, stream, ticket, un
 
 @pytest.mark.slow
 def test_64_streams_at_once(node: Node) -> None:
-    together = threading.Barrier(64, timeout=PATIENCE)
+    together = threading.Barrier(64, timeout=3 * PATIENCE)
 
     def one(number: int) -> Counter[Any]:
         with fl.connect(node.url) as own:

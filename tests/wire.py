@@ -12,7 +12,10 @@ import pyarrow as pa
 import pyarrow.flight as fl
 
 SERVICE = "/arrow.flight.protocol.FlightService/"
-PATIENCE = 60  # seconds to wait for what is bound to happen; not a measurement
+PATIENCE = 180  # seconds to wait for what is bound to happen; not a measurement
+# Attempts of a client whose server is started again: three minutes. The default is ten seconds, which a server takes to
+# start where a machine is busy.
+RETRIES = 20
 # More epochs of photographs than a client receives while no thread reads: the windows of gRPC grow with the speed of
 # what was read before, to tens of megabytes, and a stream that fits in them has ended as far as its server can see.
 UNREAD = 20
@@ -96,7 +99,7 @@ def status(url: str, method: str, message: bytes) -> tuple[str, str]:
         make = channel.unary_stream if method in STREAMING else channel.unary_unary
         call = make(SERVICE + method, request_serializer=None, response_deserializer=None)
         try:
-            answer = call(message, timeout=60)
+            answer = call(message, timeout=PATIENCE)
             if method in STREAMING:
                 for _ in answer:
                     pass

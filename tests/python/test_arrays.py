@@ -43,6 +43,6 @@ print(len(operators.arrays(next(photos.operators(image=crop[:1]).batches(8)))["i
 
 def test_no_pandas_is_needed(node: Node) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", WITHOUT, node.url], check=False, capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", WITHOUT, node.url], check=False, capture_output=True, text=True, timeout=600
     )
     assert (done.stdout, done.stderr) == ("(8, 8, 8, 3)\n8\n", "")

@@ -22,6 +22,7 @@ from bowstring._local import attach, servers
 from bowstring._transport import background
 from node import Node
 from relay import Relay
+from wire import PATIENCE
 
 
 @pytest.fixture
@@ -34,7 +35,7 @@ def relay(node: Node, monkeypatch: pytest.MonkeyPatch) -> Iterator[Relay]:
 
 def no_thread_waits() -> None:
     """Threads of calls are idle or have ended."""
-    end = time.monotonic() + 60
+    end = time.monotonic() + PATIENCE
     while True:
         there = [thread for thread in threading.enumerate() if thread.name == "bowstring waits"]
         if len(there) <= len(background._idle):
@@ -112,7 +113,7 @@ def test_the_end_of_a_stream(here: bowstring.Client) -> None:
                 rows += (await bowstring.asynchronous(next)(batches)).num_rows
         return rows
 
-    assert asyncio.run(asyncio.wait_for(all_batches(), 60)) == photos.num_rows
+    assert asyncio.run(asyncio.wait_for(all_batches(), PATIENCE)) == photos.num_rows
 
 
 def test_a_stream_goes_on_after_a_cancelled_read(relay: Relay) -> None:
@@ -138,7 +139,7 @@ def test_a_stream_goes_on_after_a_cancelled_read(relay: Relay) -> None:
 
 def test_a_cancelled_wait_for_a_lock(tmp_path: Path) -> None:
     """Another process may hold it for hours."""
-    with servers.locked(tmp_path / "lock", 60):
+    with servers.locked(tmp_path / "lock", PATIENCE):
 
         async def cancelled() -> None:
             task = asyncio.create_task(bowstring.asynchronous(hold)(tmp_path / "lock"))
@@ -169,7 +170,7 @@ def test_a_cancelled_pause() -> None:
 
     async def cancelled() -> None:
         task = asyncio.create_task(bowstring.asynchronous(next)(photos.batches(1, rank=0, world_size=1)))
-        await asyncio.to_thread(slept.wait, 60)
+        await asyncio.to_thread(slept.wait, PATIENCE)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
@@ -188,12 +189,12 @@ def test_a_cancelled_upload(here: bowstring.Client) -> None:
     def batches() -> Iterator[pa.RecordBatch]:
         yield pa.record_batch({"n": [1]})
         sent.set()
-        goes_on.wait(60)
+        goes_on.wait(PATIENCE)
         yield pa.record_batch({"n": [2]})
 
     async def cancelled() -> None:
         task = asyncio.create_task(bowstring.asynchronous(here.ingest)(name, batches(), progress=False))
-        await asyncio.to_thread(sent.wait, 60)
+        await asyncio.to_thread(sent.wait, PATIENCE)
         task.cancel()
         await asyncio.sleep(0)  # the task cancels its call
         goes_on.set()
@@ -226,7 +227,7 @@ def test_a_cancelled_attach(monkeypatch: pytest.MonkeyPatch) -> None:
     async def cancelled() -> None:
         run = bowstring.asynchronous(attach._run)
         task = asyncio.create_task(run([sys.executable, "-c", script], "photos", "attach", progress=False))
-        await asyncio.to_thread(started.wait, 60)
+        await asyncio.to_thread(started.wait, PATIENCE)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task

@@ -98,7 +98,7 @@ def ran(script: str, folder: Path) -> None:
 def output(script: str, folder: Path) -> str:
     """The last line that a program prints."""
     done = subprocess.run(
-        [sys.executable, "-c", script], check=False, capture_output=True, text=True, cwd=folder, timeout=240
+        [sys.executable, "-c", script], check=False, capture_output=True, text=True, cwd=folder, timeout=600
     )
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()[-1]

@@ -13,8 +13,6 @@ from cutter import Cut, Cutter, end_of_data, goes_away, nothing, reset
 from local_photos import digests, photos
 from node import Node
 
-pytestmark = pytest.mark.timeout(120)
-
 # HTTP/2's reasons: NO_ERROR, INTERNAL_ERROR, SETTINGS_TIMEOUT, STREAM_CLOSED, REFUSED_STREAM, CANCEL, CONNECT_ERROR
 RESETS = {f"reset for reason {reason}": reset(reason) for reason in (0, 2, 4, 5, 7, 8, 10)}
 ENDINGS: dict[str, Callable[[int], bytes]] = {

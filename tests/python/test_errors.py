@@ -134,7 +134,6 @@ def with_schema(client: bowstring.Client) -> bowstring.Dataset:
     return dataset
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize("call", CALLS)
 @pytest.mark.parametrize("code", [*CODES, *OTHERS])
 def test_each_code_of_each_call(failing: tuple[Failing, str], code: str, call: str) -> None:

@@ -34,6 +34,6 @@ def test_nothing_is_said_at_the_end(node: Node, kept: str) -> None:
         check=False,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=600,
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

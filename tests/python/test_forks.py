@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from bowstring import stream
 
-SECONDS = 90  # for a child process
+SECONDS = 180  # for a child process
 
 
 def test_pickles_are_small_and_read_the_same(here: bowstring.Client) -> None:
@@ -87,7 +87,6 @@ def test_forks_while_threads_read(here: bowstring.Client) -> None:
     assert [sorted(rows) for rows in found] == [sorted(list(range(300)) * 4)] * 3
 
 
-@pytest.mark.timeout(60)
 def test_a_fork_does_not_wait_for_threads_that_wait_for_it(
     here: bowstring.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:

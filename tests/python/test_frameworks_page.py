@@ -72,7 +72,7 @@ def run(node: Node, program: str, folder: Path, *launcher: str) -> Counter[int]:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=280,
+        timeout=800,
         cwd=folder,
         env={
             **os.environ,

@@ -30,6 +30,7 @@ from node import Node
 from PIL import Image
 from torch.utils.data import DataLoader
 from torch_photos import TRAIN, positions, small
+from wire import PATIENCE
 
 pytestmark = [
     pytest.mark.slow,
@@ -124,7 +125,7 @@ def test_threads_share_a_request(source: DataSource, monkeypatch: pytest.MonkeyP
     def slow(self: bowstring.Exchange, rows: Any) -> Any:
         asked.append(len(rows))
         if len(asked) <= 4:
-            assert held.wait(60)
+            assert held.wait(PATIENCE)
         return take(self, rows)
 
     monkeypatch.setattr(bowstring.Exchange, "take", slow)
@@ -133,7 +134,7 @@ def test_threads_share_a_request(source: DataSource, monkeypatch: pytest.MonkeyP
         while len(source._waiting) < 36:
             time.sleep(0.001)
         held.set()
-        found = [read.result(60) for read in reads]
+        found = [read.result(PATIENCE) for read in reads]
     assert [place(one) for one in found] == [place(one) for one in wanted]
     assert sum(asked) == 40
     assert asked[:5] == [1, 1, 1, 1, 36]
@@ -145,7 +146,7 @@ def test_a_bad_sample_fails_its_own_thread(source: DataSource, monkeypatch: pyte
     take, held = bowstring.Exchange.take, threading.Event()
 
     def broken(self: bowstring.Exchange, rows: Any) -> Any:
-        assert held.wait(60)
+        assert held.wait(PATIENCE)
         if bad in list(rows):
             raise bowstring.DataLoss(f"position {bad} is damaged")
         return take(self, rows)
@@ -159,9 +160,9 @@ def test_a_bad_sample_fails_its_own_thread(source: DataSource, monkeypatch: pyte
         for index, read in enumerate(reads):
             if index == 7:
                 with pytest.raises(bowstring.DataLoss, match="is damaged"):
-                    read.result(60)
+                    read.result(PATIENCE)
             else:
-                assert place(read.result(60)) is not None
+                assert place(read.result(PATIENCE)) is not None
     monkeypatch.undo()
     assert place(source[7]) == bad
     assert (source._busy, source._waiting) == (0, [])
@@ -257,7 +258,7 @@ if not child:
 assert same and os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 """
     done = subprocess.run(
-        [sys.executable, "-c", script, node.url], check=False, capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", script, node.url], check=False, capture_output=True, text=True, timeout=PATIENCE
     )
     assert done.returncode == 0, done.stderr
 

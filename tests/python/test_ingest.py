@@ -186,7 +186,7 @@ def rows():
         yield pa.record_batch({"image": pa.array([bytes(100_000)] * 10, pa.large_binary())})
 bowstring.connect(sys.argv[1]).ingest("killed", rows(), progress=False)
 """
-    done = subprocess.run([sys.executable, "-c", script, here.uri], check=False, timeout=60)
+    done = subprocess.run([sys.executable, "-c", script, here.uri], check=False, timeout=600)
     assert done.returncode == -9
     assert here.datasets("killed") == []
 

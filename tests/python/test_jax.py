@@ -39,7 +39,7 @@ def run(node: Node, folder: Path, *, processes: int, devices: int, stop: int = -
     said: list[str] = []
     try:
         for process in started:
-            out, _ = process.communicate(timeout=240)
+            out, _ = process.communicate(timeout=600)
             said.append(out)
             assert process.returncode == 0, out[-6000:]
     finally:

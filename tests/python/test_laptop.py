@@ -23,7 +23,7 @@ def on(system: str, program: str, *args: str, **environment: str) -> str:
         check=False,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
     )
     assert (done.returncode, done.stderr) == (0, "")
     return done.stdout

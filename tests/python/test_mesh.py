@@ -211,6 +211,6 @@ def run(program: list[str], ranks: int = 2) -> subprocess.CompletedProcess[str]:
         [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks), *program],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
         check=False,
     )

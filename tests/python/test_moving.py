@@ -111,7 +111,6 @@ def read(uri: str) -> bowstring.BowstringError:
 UNAVAILABLE, LIMIT = grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
-@pytest.mark.timeout(60)
 def test_nothing_is_read_from_a_message(nodes: tuple[Node, Node]) -> None:
     """A name in a message can be anything: it sends no client anywhere, and has none wait."""
     one, other = nodes
@@ -130,7 +129,6 @@ def test_nothing_is_read_from_a_message(nodes: tuple[Node, Node]) -> None:
     assert other.calls == []
 
 
-@pytest.mark.timeout(60)
 def test_details_say_when_to_try_again(nodes: tuple[Node, Node]) -> None:
     one, _ = nodes
     one.ends(LIMIT, "limit: (try again in 3600 s)", retry(2))
@@ -140,7 +138,6 @@ def test_details_say_when_to_try_again(nodes: tuple[Node, Node]) -> None:
     assert str(error) == "limit: (try again in 3600 s)"
 
 
-@pytest.mark.timeout(60)
 def test_a_stream_goes_on_where_the_cluster_is(nodes: tuple[Node, Node], caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "bowstring.connection")
     one, other = nodes
@@ -155,7 +152,6 @@ def test_a_stream_goes_on_where_the_cluster_is(nodes: tuple[Node, Node], caplog:
     assert KEPT not in caplog.text
 
 
-@pytest.mark.timeout(60)
 def test_addresses_that_no_cluster_is_known_by_are_not_called(nodes: tuple[Node, Node]) -> None:
     one, other = nodes
     for known in (None, ["grpc://127.0.0.1:1"]):
@@ -172,7 +168,6 @@ def test_addresses_that_no_cluster_is_known_by_are_not_called(nodes: tuple[Node,
     assert other.calls == []
 
 
-@pytest.mark.timeout(60)
 def test_no_proxy_is_asked_for_a_server_of_this_machine(
     nodes: tuple[Node, Node], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -38,7 +38,7 @@ def cache(binary: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iter
     for server in servers.known():
         server.stop()
         assert not server.socket.exists()
-    end = time.monotonic() + 60
+    end = time.monotonic() + 180
     while processes(folder) and time.monotonic() < end:  # they are about to end
         time.sleep(0.01)
     assert not processes(folder)
@@ -289,7 +289,7 @@ def test_two_processes_share_a_server(photographs: Path) -> None:
     running = [reader(photographs) for _ in range(3)]
     said = set()
     for process in running:
-        out, errors = process.communicate(timeout=120)
+        out, errors = process.communicate(timeout=600)
         assert process.returncode == 0, errors
         said.add(out)
     assert len(said) == 1

@@ -16,6 +16,7 @@ from bowstring._operators import exchange as local_exchange
 from bowstring._operators import process as operator_process
 from bowstring._operators import stream as local_stream
 from place_photos import CROP, photos, store
+from wire import PATIENCE
 
 __all__ = ["photos", "store"]  # fixtures
 
@@ -76,9 +77,9 @@ def test_closed_where_others_hold_the_pipes(
 
     user = threading.Thread(target=use)
     user.start()
-    assert waiting.wait(60)
+    assert waiting.wait(PATIENCE)
     worker.close()
-    user.join(60)
+    user.join(PATIENCE)
     assert "status -9" in str(seen[0])
     assert isinstance(seen[0], bowstring.ServerError)
     for pipe in (worker._process.stdin, worker._process.stdout):
@@ -147,11 +148,11 @@ def test_an_exchange_is_closed_under_takes(
     takers = [threading.Thread(target=take) for _ in range(2)]
     for taker in takers:
         taker.start()
-    assert waits.wait(60)
-    assert turn.by_two.wait(60)
+    assert waits.wait(PATIENCE)
+    assert turn.by_two.wait(PATIENCE)
     exchange.close()
     for taker in takers:
-        taker.join(60)
+        taker.join(PATIENCE)
     assert [type(found) for found in seen] == [bowstring.Cancelled, bowstring.Cancelled], seen
     assert len(begun) == 1
     assert begun[0]._process.returncode is not None

@@ -16,6 +16,7 @@ from bowstring._operators import process as operator_process
 from bowstring._operators import stream as local_stream
 from bowstring.stream import Batches
 from place_photos import CROP, DAMAGED, LISTS, photos, store
+from wire import PATIENCE
 
 __all__ = ["photos", "store"]  # fixtures
 
@@ -101,7 +102,7 @@ def test_closed_by_another_thread(crops: bowstring.Dataset, monkeypatch: pytest.
 
     def held(worker: operator_process.OperatorProcess, *args: Any) -> Any:
         reached.set()
-        assert closed.wait(60)
+        assert closed.wait(PATIENCE)
         return usual(worker, *args)
 
     monkeypatch.setattr(operator_process.OperatorProcess, where, held)
@@ -116,12 +117,12 @@ def test_closed_by_another_thread(crops: bowstring.Dataset, monkeypatch: pytest.
 
     reader = threading.Thread(target=read)
     reader.start()
-    assert reached.wait(60)
+    assert reached.wait(PATIENCE)
     assert batches._worker is not None
     process = batches._worker._process
     batches.close()
     closed.set()
-    reader.join(60)
+    reader.join(PATIENCE)
     assert isinstance(ended[0], StopIteration), repr(ended)
     assert process.returncode is not None
     assert list(batches) == []
@@ -147,9 +148,9 @@ def test_closed_while_the_process_is_read(crops: bowstring.Dataset) -> None:
 
     reader = threading.Thread(target=read)
     reader.start()
-    assert waiting.wait(60)
+    assert waiting.wait(PATIENCE)
     batches.close()
-    reader.join(60)
+    reader.join(PATIENCE)
     assert isinstance(seen[-1], bowstring.ServerError)
     assert "status -9" in str(seen[-1])
     assert worker._process.stdout is not None

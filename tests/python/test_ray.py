@@ -32,6 +32,7 @@ from ray.data.datatype import DataType
 from ray.data.expressions import col, udf
 from ray_samples import BLOB, COLUMNS, ROWS, Served, samples, served
 from sent import Sent, sent_since
+from wire import RETRIES
 
 __all__ = ["served"]  # fixtures
 
@@ -279,7 +280,7 @@ def test_a_worker_is_killed(served: Served, tmp_path: Path) -> None:
 
 def test_the_server_restarts(binary: Path, tmp_path: Path) -> None:
     with Node(binary, tmp_path / "store", log=tmp_path / "log") as node:
-        client = bowstring.connect(node.url)
+        client = bowstring.connect(node.url, retries=RETRIES)
         client.ingest("samples", samples(), key="key", progress=False)
         dataset = client.dataset("samples").options(batch_bytes=1 << 19)
 

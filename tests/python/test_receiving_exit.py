@@ -11,9 +11,7 @@ import pytest
 import raw
 from raw import Peer, Raw
 
-pytestmark = pytest.mark.timeout(60)
-
-SECONDS = 45
+SECONDS = 180
 
 SCRIPT = """
 import os, sys, threading, time

@@ -23,9 +23,7 @@ from bowstring._transport import buffers, calls, http2, maintenance
 from bowstring.errors import BowstringError
 from raw import Peer, Raw
 
-pytestmark = pytest.mark.timeout(90)
-
-SECONDS = 60  # for a thread
+SECONDS = 180  # for a thread
 
 
 def some(batches: int = 3, rows: int = 10) -> list[pa.RecordBatch]:

@@ -21,7 +21,7 @@ from bowstring._transport.views import with_views
 from conftest import StartNode
 from local_photos import Seen, digests, photos, rings, ways
 from node import Node
-from wire import until
+from wire import PATIENCE, until
 
 StartFar = Callable[..., Node]
 
@@ -158,7 +158,7 @@ def test_what_is_read_is_not_evicted(far: StartFar, monkeypatch: pytest.MonkeyPa
 def referenced(node: Node, want: Seen, keep: int = 4) -> list[tuple[pa.RecordBatch, Seen]]:
     """Batches that are in the spill, at least partly."""
     kept = []
-    for batch, way in ways(photos(bowstring.connect(node.url)).batches(8, epochs=200, references=True)):
+    for batch, way in ways(photos(bowstring.connect(node.url)).batches(8, epochs=20_000, references=True)):
         if way == "referenced":
             seen = digests(batch)
             assert seen.items() <= want.items()
@@ -215,7 +215,7 @@ def test_a_forked_child_keeps_what_its_parent_releases(far: StartFar, monkeypatc
     for _ in photos(client).batches(8, epochs=8):  # evicts all that it may
         pass
     go.set()
-    assert answer.get(timeout=60)
+    assert answer.get(timeout=PATIENCE)
     child.join()
     until(lambda: rings(client)["pinned"] == 0, "pinned is 0")
 

@@ -22,7 +22,7 @@ from bowstring._transport.shm import Ring
 from conftest import StartNode
 from local_photos import Seen, a_ring, digests, photos, rings
 from node import Node
-from wire import until
+from wire import PATIENCE, RETRIES, until
 
 
 @pytest.fixture
@@ -74,7 +74,7 @@ def test_who_keeps_everything_gets_the_rest_by_tcp(shared: Node) -> None:
 
 
 def test_what_was_read_outlives_the_server(shared: Node) -> None:
-    client = bowstring.connect(shared.url)
+    client = bowstring.connect(shared.url, retries=RETRIES)
     with photos(client).batches(16, epochs=2) as batches:
         first = next(batches)
         before = digests(first)
@@ -100,7 +100,7 @@ def _child(batch: pa.RecordBatch, before: Seen, go: Any, answer: Any) -> None:
 
 
 def test_a_stream_goes_on_by_the_memory_of_a_server_that_was_started_again(shared: Node) -> None:
-    with photos(bowstring.connect(shared.url)).batches(16, epochs=12) as batches:
+    with photos(bowstring.connect(shared.url, retries=RETRIES)).batches(16, epochs=12) as batches:
         next(batches)
         shared.kill()
         shared.start(f"127.0.0.1:{shared.port}")
@@ -121,7 +121,7 @@ def test_a_forked_child_keeps_what_its_parent_releases(shared: Node) -> None:
         del batch
         assert sum(batch.num_rows for batch in batches) > 2000  # more than the ring holds
     go.set()
-    assert answer.get(timeout=60)
+    assert answer.get(timeout=PATIENCE)
     child.join()
     until(lambda: rings(client)["held"] == 0, "held is 0")  # the child's copy of the socket kept nothing
 
@@ -251,7 +251,7 @@ def test_a_ring_comes_back_while_one_is_taken(shared: Node) -> None:
     client.rings.back(one)
     taker = threading.Thread(target=client.rings.take, daemon=True)
     taker.start()
-    taker.join(30)
+    taker.join(PATIENCE)
     assert not taker.is_alive()
 
 

@@ -64,7 +64,7 @@ def test_a_file_that_cannot_be_taken_once_costs_a_ring(shared: Node, monkeypatch
 
 def test_a_client_without_a_free_descriptor_gets_the_reason(shared: Node) -> None:
     """In a process of its own, which has no descriptor left as a file is handed over."""
-    ended = subprocess.run([sys.executable, "-c", SCARCE, shared.url], text=True, stdout=subprocess.PIPE, timeout=120)
+    ended = subprocess.run([sys.executable, "-c", SCARCE, shared.url], text=True, stdout=subprocess.PIPE, timeout=600)
     assert ended.stdout.split() == ["Unavailable", "referenced"], ended.stdout
 
 

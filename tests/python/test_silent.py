@@ -17,10 +17,8 @@ from node import Node
 from relay import Relay
 from wire import until
 
-pytestmark = pytest.mark.timeout(90)
-
 EVERY = list(range(300))
-SECONDS = 45  # for a thread or a process
+SECONDS = 180  # for a thread or a process
 
 
 @pytest.fixture(params=["a new connection", "a known one"])

@@ -27,6 +27,7 @@ from node import Node
 from torch.utils.data import DataLoader
 from torch_photos import BATCH, TRAIN, job, lines, positions, seen, small
 from torchdata.stateful_dataloader import StatefulDataLoader
+from wire import PATIENCE
 
 pytestmark = [
     pytest.mark.slow,
@@ -164,7 +165,7 @@ def test_ranks_never_wait_for_each_other_for_ever(node: Node, tmp_path: Path, wo
         for r in range(2)
     ]
     try:
-        assert [process.wait(120) for process in ranks] == [0, 0]
+        assert [process.wait(2 * PATIENCE) for process in ranks] == [0, 0]
     finally:
         for process in ranks:
             process.kill()

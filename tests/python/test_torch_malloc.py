@@ -19,7 +19,6 @@ BLOCKS = 24  # no heap has as much free
 MAPPED = 2  # of the flags that are a part of a block's size
 
 pytestmark = [
-    pytest.mark.timeout(120),
     pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library"),
     pytest.mark.filterwarnings("ignore:.*set_vital.*", "ignore:This DataLoader will create"),
 ]

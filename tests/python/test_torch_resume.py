@@ -24,7 +24,7 @@ from rounds import rounds
 from torch.utils.data import DataLoader
 from torch_photos import BATCH, TRAIN, job, lines, positions, seen, small
 from torchdata.stateful_dataloader import StatefulDataLoader
-from wire import until
+from wire import PATIENCE, RETRIES, until
 
 pytestmark = [
     pytest.mark.slow,
@@ -221,7 +221,7 @@ def test_killed_and_resumed(node: Node, photos: bowstring.Dataset, tmp_path: Pat
                 time.sleep(0.01)
             process.send_signal(signal.SIGKILL)
     with job(**spec) as process:
-        assert process.wait(120) == 0
+        assert process.wait(2 * PATIENCE) == 0
     found = lines(log)
     for epoch in (0, 1):
         assert [p for e, _, p in found if e == epoch] == positions(photos, epoch, batch=16)
@@ -248,7 +248,7 @@ def test_torch_distributed(node: Node, photos: bowstring.Dataset, tmp_path: Path
             )
             for rank in range(2)
         ]
-        assert [process.wait(120) for process in ranks] == [0, 0]
+        assert [process.wait(2 * PATIENCE) for process in ranks] == [0, 0]
         return [lines(tmp_path / f"log{rank}") for rank in range(2)]
 
     run("first", stop=4)
@@ -265,7 +265,7 @@ def test_torch_distributed(node: Node, photos: bowstring.Dataset, tmp_path: Path
 @pytest.mark.parametrize("end", ["stop", "kill"])
 def test_server_restarted(start: StartNode, photos: bowstring.Dataset, end: str) -> None:
     server = start()
-    own = bowstring.connect(server.url).dataset("photos", split="train").shuffle(3)
+    own = bowstring.connect(server.url, retries=RETRIES).dataset("photos", split="train").shuffle(3)
     dataset = BowstringDataset(own, columns=["position", "image"], global_batch_size=8, rank=0, world_size=1)
     loader = iter(DataLoader(dataset, batch_size=None, num_workers=2))
     found = [next(loader)["position"].tolist() for _ in range(3)]

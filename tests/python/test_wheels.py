@@ -56,7 +56,7 @@ def test_what_is_in_it(wheel: Path, binary: Path) -> None:
 def run(program: Path, *words: str | Path, path: str = "/usr/bin:/bin") -> subprocess.CompletedProcess[str]:
     kept = {name: value for name, value in os.environ.items() if name in ("HOME", "PYTHONPYCACHEPREFIX", "TMPDIR")}
     return subprocess.run(
-        [program, *words], check=False, capture_output=True, text=True, timeout=240, env=kept | {"PATH": path}
+        [program, *words], check=False, capture_output=True, text=True, timeout=600, env=kept | {"PATH": path}
     )
 
 

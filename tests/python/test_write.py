@@ -103,9 +103,9 @@ def test_processes_and_a_kill(store: Path) -> None:
             break
     killed.kill()
     for process in running:
-        process.communicate(timeout=120)
+        process.communicate(timeout=600)
     again = writer(store, 0, 30)
-    again.communicate(timeout=120)
+    again.communicate(timeout=600)
     assert [process.returncode for process in (*running[1:], again)] == [0, 0, 0]
     rows = list(bowstring.write("many", into=store).dataset())
     assert sorted((row["number"], row["data"]) for row in rows) == [(n, b"%d" % n) for n in range(70)]

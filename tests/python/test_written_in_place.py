@@ -157,7 +157,7 @@ print("whole")
 
 
 def test_no_write_ends_the_process(shared: Node) -> None:
-    done = subprocess.run([sys.executable, "-c", _WRITES, shared.url], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", _WRITES, shared.url], capture_output=True, text=True, timeout=600)
     assert (done.returncode, done.stdout) == (0, "whole\n"), done.stderr
 
 
@@ -182,7 +182,7 @@ print(len(seen))
 def test_a_process_that_has_locked_its_memory_reads_what_was_sent(shared: Node) -> None:
     tests = str(Path(__file__).parent.parent)
     done = subprocess.run(
-        [sys.executable, "-c", _LOCKED, shared.url, tests], capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", _LOCKED, shared.url, tests], capture_output=True, text=True, timeout=600
     )
     if done.stdout == "refused\n":
         pytest.skip("this process may not lock memory")

@@ -36,7 +36,7 @@ from bowstring.errors import Unavailable
 LARGE = 64 << 10  # bytes from which a buffer uses shared memory
 _RECORD = struct.Struct("<B7xQ")
 _TAKEN, _RELEASED, _ENDED = 1, 2, 3
-_PATIENCE = 2.0  # seconds for the server to pass a ring, or to receive messages
+_PATIENCE = 10.0  # seconds for the server to pass a ring, or to receive messages; as long as it waits for a client
 _MOST_RECORDS = 256  # per message to the server
 _PAGE = mmap.PAGESIZE
 # By the highest byte of an entry of /proc/self/pagemap: whether a page is present or swapped out, and not the file's.
