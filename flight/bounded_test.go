@@ -50,10 +50,12 @@ func TestBodiesAreCountedBeforeTheyAreDecoded(t *testing.T) {
 		wantCode(t, f.acted(name, body), codes.InvalidArgument, "want a protobuf")
 	}
 	about := (&flight.CancelFlightInfoRequest{}).ProtoReflect().Descriptor()
-	body := nested(1, empty)
-	if n := testing.AllocsPerRun(1, func() { _, _ = decodedCost(body, about, 0) }); n > 0 {
+	// The average of many runs hides what the server allocates meanwhile, such as a line of its log.
+	small := nested(1, empty[:2_000])
+	if n := testing.AllocsPerRun(1000, func() { _, _ = decodedCost(small, about, 0) }); n > 0 {
 		t.Errorf("counting allocates %g times", n)
 	}
+	body := nested(1, empty)
 	if cost, err := decodedCost(body, about, 0); err != nil || cost < 900_000*messageCost {
 		t.Errorf("%d bytes, %v", cost, err)
 	}

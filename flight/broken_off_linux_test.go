@@ -110,7 +110,7 @@ func (b *breaking) kept() kept {
 func (b *breaking) settled(way string, before kept) {
 	b.t.Helper()
 	var now kept
-	for end := time.Now().Add(20 * time.Second); ; time.Sleep(5 * time.Millisecond) {
+	for end := time.Now().Add(2 * time.Minute); ; time.Sleep(5 * time.Millisecond) {
 		now = b.kept()
 		more := now
 		more.goroutines, more.descriptors = max(before.goroutines, now.goroutines),

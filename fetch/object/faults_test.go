@@ -165,7 +165,7 @@ func TestFaults(t *testing.T) {
 func TestThrottled(t *testing.T) {
 	f := newFaulty(t, objecttest.Config{})
 	slow := objecttest.SlowDown()
-	slow.Prefix, slow.Rate, slow.Header = "dir/", 20, http.Header{"Retry-After": {"7"}}
+	slow.Prefix, slow.Rate, slow.Header = "dir/", 1, http.Header{"Retry-After": {"7"}}
 	f.s.Fail(slow)
 	refused := 0
 	for range 100 {

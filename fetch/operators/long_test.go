@@ -230,7 +230,7 @@ func TestLongCellsClose(t *testing.T) {
 			select {
 			case o := <-made:
 				o.Blob.Release()
-			case <-time.After(10 * time.Second):
+			case <-time.After(time.Minute):
 				t.Fatalf("round %d: %d cells were given back, %d were made; want %d together", round, back, len(made), cells)
 			}
 		}

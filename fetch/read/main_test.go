@@ -93,29 +93,42 @@ func (c inbox) Receive(list []read.Outcome) {
 
 func (inbox) More() {}
 
-// want requests a blob in a place of its own, and waits for its turn.
-func want(t testing.TB, r *read.Reader, w read.Want) (began bool) {
+// want requests a blob in a place of its own, and waits until it has its turn.
+func want(t testing.TB, r *read.Reader, w read.Want) {
+	t.Helper()
+	asked(t, r, w, func(waits func() bool) {
+		for end := time.Now().Add(time.Minute); waits(); time.Sleep(200 * time.Microsecond) {
+			if time.Now().After(end) {
+				t.Fatalf("a read gets no turn: %+v", r.Stats())
+			}
+		}
+	})
+}
+
+// begins requests a blob in a place of its own, and waits for its turn until it seems to get none.
+func begins(t testing.TB, r *read.Reader, w read.Want) (began bool) {
+	t.Helper()
+	asked(t, r, w, func(waits func() bool) {
+		for range 50 {
+			if began = !waits(); began {
+				return
+			}
+			time.Sleep(200 * time.Microsecond)
+		}
+	})
+	return began
+}
+
+// asked requests a blob in a place of its own, and closes it after wait.
+func asked(t testing.TB, r *read.Reader, w read.Want, wait func(waits func() bool)) {
 	t.Helper()
 	if w.Context == nil {
 		w.Context = t.Context()
 	}
 	p := r.Open("", 1, "test", w.To)
-	began = ask(t, p, w)
-	p.Retire()
-	return began
-}
-
-// ask requests a blob, and waits for its turn until it seems to get none.
-func ask(t testing.TB, p *read.Place, w read.Want) bool {
-	t.Helper()
 	p.Ask(w)
-	for range 50 {
-		if p.Waiting() == 0 {
-			return true
-		}
-		time.Sleep(200 * time.Microsecond)
-	}
-	return false
+	wait(func() bool { return p.Waiting() > 0 })
+	p.Retire()
 }
 
 // next returns a receiver's next outcome.

@@ -278,7 +278,7 @@ func TestClose(t *testing.T) {
 		}
 	}
 	r.Close() // a second call does nothing
-	if want(t, r, read.Want{Ref: fails, To: to}) {
+	if begins(t, r, read.Want{Ref: fails, To: to}) {
 		t.Error("a reader that is closed begins a read")
 	}
 	if _, err := r.Get(t.Context(), fails); !errors.Is(err, schema.ErrUnavailable) {
@@ -306,7 +306,7 @@ func TestParallel(t *testing.T) {
 			requireBlob(t, other.next(t), i, 1)
 			continue
 		}
-		if want(t, r, read.Want{Ref: ref, To: to}) {
+		if begins(t, r, read.Want{Ref: ref, To: to}) {
 			begun++
 		} else {
 			full++

@@ -66,7 +66,7 @@ func TestBucketHasAWayOfItsOwn(t *testing.T) {
 			began := time.Now()
 			for _, i := range away {
 				_, ref := content(i)
-				if !want(t, r, read.Want{Ref: ref, To: to}) {
+				if !begins(t, r, read.Want{Ref: ref, To: to}) {
 					t.Fatalf("pass %d: of %d reads of the bucket %d may be under way", pass, len(away), r.Stats().InFlight)
 				}
 			}
@@ -119,7 +119,7 @@ func TestJoinedAnswersMeasureNoPath(t *testing.T) {
 			to := newOutcomes()
 			for i := range blobs {
 				_, ref := content(i)
-				if !want(t, r, read.Want{Ref: ref, To: to}) {
+				if !begins(t, r, read.Want{Ref: ref, To: to}) {
 					t.Fatalf("%d reads are in flight, and no more may be", r.Stats().InFlight)
 				}
 			}

@@ -128,7 +128,7 @@ func encodable(tb testing.TB, layout schema.Layout, n, most int, seed uint64,
 // that give no signal.
 func waitFor(t *testing.T, what string, cond func() bool) {
 	t.Helper()
-	deadline := time.NewTimer(20 * time.Second)
+	deadline := time.NewTimer(2 * time.Minute)
 	defer deadline.Stop()
 	tick := time.NewTicker(time.Millisecond)
 	defer tick.Stop()

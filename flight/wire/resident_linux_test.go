@@ -83,7 +83,7 @@ func TestPagesThatHangHoldUpNoOther(t *testing.T) {
 			cmd := exec.CommandContext(t.Context(), "/proc/self/exe", "-test.run=^TestPagesThatHangHoldUpNoOther$")
 			cmd.Env = append(os.Environ(), child+"="+how, "GOMAXPROCS=1")
 			cmd.WaitDelay = time.Second
-			stop := time.AfterFunc(30*time.Second, func() { _ = cmd.Process.Kill() })
+			stop := time.AfterFunc(3*time.Minute, func() { _ = cmd.Process.Kill() })
 			defer stop.Stop()
 			if out, err := cmd.CombinedOutput(); err != nil {
 				t.Errorf("%v: %s", err, out)
