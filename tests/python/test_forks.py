@@ -154,6 +154,39 @@ for _ in range(2):
     assert (done.returncode, done.stdout) == (0, "7\n7\n"), done.stderr
 
 
+@pytest.mark.parametrize("beside", ["", "channel"])
+def test_a_child_does_not_collect_what_its_parent_made(here: bowstring.Client, beside: str) -> None:
+    """A child that destroys a FlightClient hangs; if the process also has a channel of grpcio, it ends with SIGABRT."""
+    script = """
+import gc, grpc, os, signal, sys
+import bowstring, pyarrow.flight as fl
+gc.disable()
+cycle = {"client": fl.connect(sys.argv[1])}
+list(cycle["client"].list_actions())
+if sys.argv[2]:
+    cycle["channel"] = grpc.insecure_channel(sys.argv[1].removeprefix("grpc://"))
+    grpc.channel_ready_future(cycle["channel"]).result()
+cycle["itself"] = cycle
+del cycle
+pid = os.fork()
+if pid == 0:
+    signal.alarm(20)
+    gc.collect()
+    made = bowstring.connect(sys.argv[1]).dataset("photos").columns(["position"]).to_arrow()
+    os._exit(0 if made.num_rows == 300 else 1)
+print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
+os._exit(0)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script, here.uri, beside],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+    )
+    assert (done.returncode, done.stdout) == (0, "0\n"), done.stderr
+
+
 @pytest.mark.slow
 def test_many_forks(here: bowstring.Client) -> None:
     """The last thread of gRPC goes some time after the others."""

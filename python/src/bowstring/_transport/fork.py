@@ -5,6 +5,10 @@ pyarrow, and so gRPC. gRPC's threads exist only in the parent, and a child that 
 before this process forks, each FlightClient that the package holds is released, and its threads are waited for, some
 milliseconds. Streams are released, too, because their memory may be a server's, and continue by their tickets.
 PyTorch's DataLoader forks.
+
+The program may have objects of gRPC's, too, such as a FlightClient of its own. If a child destroyed its copy, gRPC
+would join threads that only the parent has, and the child would hang or end with SIGABRT. The garbage collector may
+destroy the copy at any time. So if gRPC has threads at the fork, the child never collects what its parent has made.
 """
 
 from __future__ import annotations
@@ -139,6 +143,8 @@ def _in_child() -> None:
     global _state
     parent, _state = _state, _State()
     _state.poisoned = parent.poisoned
+    if parent.busy:
+        gc.freeze()  # `keep_forever` for all that the parent has made; its pages stay shared with the parent, too
     if parent.uploads:
         _state.poisoned = (
             "this process was forked while an upload was running in its parent, so gRPC does not work in it, and it "
