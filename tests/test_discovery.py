@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import hashlib
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import photos
 import pyarrow as pa
 import pyarrow.flight as fl
 import pytest
+from conftest import StartNode
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 from node import Node
@@ -32,6 +34,13 @@ def varint(n: int) -> bytes:
 def field(number: int, value: bytes) -> bytes:
     """A length-delimited protobuf field."""
     return bytes([number << 3 | 2]) + varint(len(value)) + value
+
+
+@pytest.fixture
+def alone(start: StartNode) -> Iterator[fl.FlightClient]:
+    """A connection to a server that no other test has left streams at, whose reads would count."""
+    with fl.connect(start().url) as connected:
+        yield connected
 
 
 def test_list_flights_shows_each_split(client: fl.FlightClient) -> None:
@@ -168,12 +177,12 @@ def test_columns_come_in_the_order_asked_for(client: fl.FlightClient) -> None:
     assert table["split"].to_pylist().count("train") == TRAIN
 
 
-def test_size_and_key_of_a_blob_are_known_without_reading_it(client: fl.FlightClient, folder: Path) -> None:
+def test_size_and_key_of_a_blob_are_known_without_reading_it(alone: fl.FlightClient, folder: Path) -> None:
     contents = {path.name: path.read_bytes() for path in folder.rglob("*.jpg")}
     asked = ["image.key", "file_name", "image.size"]
-    reads = act(client, "stats")[0]["engine"]["reads"]
-    info = client.get_flight_info(command(dataset="photos", columns=asked))
-    table = client.do_get(info.endpoints[0].ticket).read_all()
+    reads = act(alone, "stats")[0]["engine"]["reads"]
+    info = alone.get_flight_info(command(dataset="photos", columns=asked))
+    table = alone.do_get(info.endpoints[0].ticket).read_all()
     assert table.column_names == asked
     assert [f.type for f in table.schema] == [pa.binary(32), pa.string(), pa.int64()]
     rows = table.to_pylist()
@@ -183,20 +192,20 @@ def test_size_and_key_of_a_blob_are_known_without_reading_it(client: fl.FlightCl
         assert row["image.size"] == len(content)
         assert row["image.key"] == hashlib.sha256(content).digest()
     assert info.total_bytes == sum(32 + 8 + len(row["file_name"]) for row in rows)
-    assert act(client, "stats")[0]["engine"]["reads"] <= reads + 1  # the manifest's
+    assert act(alone, "stats")[0]["engine"]["reads"] <= reads + 1  # the manifest's
 
     large = sorted(len(c) for c in contents.values())[-30]
-    found = read(client, dataset="photos", columns=["image"], where=f"image.size >= {large}")["image"]
+    found = read(alone, dataset="photos", columns=["image"], where=f"image.size >= {large}")["image"]
     assert sorted(map(len, found.to_pylist())) == sorted(n for n in map(len, contents.values()) if n >= large)
     key = rows[7]["image.key"].hex()
-    (row,) = read(client, dataset="photos", columns=["file_name"], where=f'image.key == "{key}"').to_pylist()
+    (row,) = read(alone, dataset="photos", columns=["file_name"], where=f'image.key == "{key}"').to_pylist()
     assert row["file_name"] == rows[7]["file_name"]
 
-    table = read(client, dataset="photos", columns=["image.key", "image.size"], layout="huggingface")
+    table = read(alone, dataset="photos", columns=["image.key", "image.size"], layout="huggingface")
     assert [f.type for f in table.schema] == [pa.binary(), pa.int64()]
     assert [row["image.key"] for row in rows] == table["image.key"].to_pylist()
     with pytest.raises(pa.ArrowInvalid, match=r"image\.len"):
-        read(client, dataset="photos", columns=["image.len"])
+        read(alone, dataset="photos", columns=["image.len"])
 
 
 def test_poll_flight_info_is_complete_at_once(node: Node) -> None:
@@ -244,13 +253,13 @@ def test_list_and_describe(client: fl.FlightClient, folder: Path) -> None:
     assert sum(r["end"] - r["start"] for r in ranges) == 300
 
 
-def test_stats_count_what_is_served(client: fl.FlightClient) -> None:
-    read(client, dataset="photos", columns=["label"])  # the manifest was not requested before, so its blob is read, too
-    before = stats(client)
-    table = client.do_get(
-        client.get_flight_info(fl.FlightDescriptor.for_path("photos", "val")).endpoints[0].ticket
+def test_stats_count_what_is_served(alone: fl.FlightClient) -> None:
+    read(alone, dataset="photos", columns=["label"])  # the manifest was not requested before, so its blob is read, too
+    before = stats(alone)
+    table = alone.do_get(
+        alone.get_flight_info(fl.FlightDescriptor.for_path("photos", "val")).endpoints[0].ticket
     ).read_all()
-    after = stats(client)
+    after = stats(alone)
     assert after["server"]["rows"] - before["server"]["rows"] == table.num_rows == VAL
     assert after["server"]["streams"] > before["server"]["streams"]
     assert after["server"]["bytes"] - before["server"]["bytes"] >= sum(len(b.as_py()) for b in table["image"])

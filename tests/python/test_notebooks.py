@@ -74,7 +74,13 @@ def test_runs(
             cell.outputs, cell.execution_count = [], None
         resources = {"metadata": {"path": str(tmp_path / "cwd")}}
         client = NotebookClient(
-            notebook, timeout=CELL_SECONDS, kernel_name="python3", record_timing=False, resources=resources
+            notebook,
+            timeout=CELL_SECONDS,
+            startup_timeout=CELL_SECONDS,
+            iopub_timeout=CELL_SECONDS,  # after four seconds, which is the default, outputs are lost
+            kernel_name="python3",
+            record_timing=False,
+            resources=resources,
         )
         try:
             client.execute(env=environment)  # an assertion that fails, or any other error, is raised here

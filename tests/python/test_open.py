@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
@@ -326,13 +327,13 @@ def test_a_kill_in_a_stream(photographs: Path) -> None:
 
 def test_an_end_when_idle(photographs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A server without clients ends, and no process of this package notices."""
-    monkeypatch.setenv("BOWSTRING_SERVE_EXIT_WHEN_IDLE", "300ms")
+    monkeypatch.setenv("BOWSTRING_SERVE_EXIT_WHEN_IDLE", "1s")
     opened = bowstring.open(photographs, progress=False)
     for _ in range(3):
         first = pid()
         opened.client.close()
         while server().running() == first:
-            time.sleep(0.4)  # looking is being connected
+            time.sleep(1.2)  # looking is being connected
         assert contents(opened) == files(photographs)
         assert pid() != first
     assert "idle" in server().log.read_text()
@@ -350,6 +351,16 @@ def test_a_program_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, p
         bowstring.open(photographs, progress=False)
 
 
+def starting(process: int) -> bool:
+    """Whether a process is within Popen: it has a pipe then, by which the child would report that it cannot start."""
+    opened = [path for path in Path(f"/proc/{process}/fd").iterdir() if int(path.name) > 2]
+    for path in opened:
+        with contextlib.suppress(FileNotFoundError):  # it was closed meanwhile
+            if str(path.readlink()).startswith("pipe:"):
+                return True
+    return False
+
+
 def test_an_interrupted_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, photographs: Path) -> None:
     """Ctrl-C while a server starts leaves no process, says so, and does not look like a crash to the next call."""
     starts = tmp_path / "starts"
@@ -364,7 +375,9 @@ def test_an_interrupted_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, p
         while not (tmp_path / "pid").exists():
             assert opening.poll() is None
             time.sleep(0.01)
-        time.sleep(0.5)  # the child runs before Popen has returned in the parent, and nothing shows when it does
+        while starting(opening.pid):  # the child runs before Popen has returned in the parent
+            time.sleep(0.01)
+        time.sleep(0.1)  # between the last step that shows and the return
         opening.send_signal(signal.SIGINT)
         _, said = opening.communicate()
     assert "KeyboardInterrupt: the server of file://" in said

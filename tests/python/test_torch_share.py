@@ -12,7 +12,7 @@ import bowstring
 import pyarrow as pa
 import pytest
 import torch
-from bowstring._transport import buffers
+from bowstring._transport import buffers, maintenance
 from bowstring.torch import Batch, BowstringDataset, _shared_memory
 from bowstring.torch._columns import batch_of
 from node import Node
@@ -28,6 +28,7 @@ def worker(monkeypatch: pytest.MonkeyPatch) -> _shared_memory._Pool:
     monkeypatch.setattr(_shared_memory, "get_worker_info", object)
     monkeypatch.setattr(buffers, "SMALL", LARGE)
     monkeypatch.setattr(_shared_memory, "_pool", None)
+    monkeypatch.setattr(maintenance, "LULL", 3600.0)  # no thread reads the next batch while the test waits for a CPU
     return _shared_memory._own()
 
 
