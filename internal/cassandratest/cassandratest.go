@@ -19,6 +19,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math/rand/v2"
 	"net"
 	"os"
 	"os/exec"
@@ -398,12 +399,24 @@ func (w *tail) String() string {
 	return string(w.buf)
 }
 
-// freePort finds a port without a listener. Another process could take it before the node
-// does, which tests accept.
+// givenPorts has the ports that freePort has returned.
+var givenPorts sync.Map
+
+// freePort finds a port without a listener. The kernel gives none of these to connections
+// of clients; one of those would be taken now and then before the node listens, half a
+// minute later. Another process could still listen there first, which tests accept.
 func freePort(ip string) (int, error) {
-	l, err := new(net.ListenConfig).Listen(context.Background(), "tcp", net.JoinHostPort(ip, "0"))
-	if err != nil {
-		return 0, err
+	for try := 0; ; try++ {
+		port := 20_000 + rand.IntN(12_000)
+		if _, given := givenPorts.LoadOrStore(port, true); given {
+			continue
+		}
+		l, err := new(net.ListenConfig).Listen(context.Background(), "tcp", net.JoinHostPort(ip, strconv.Itoa(port)))
+		if err == nil {
+			return port, l.Close()
+		}
+		if try == 100 {
+			return 0, err
+		}
 	}
-	return l.Addr().(*net.TCPAddr).Port, l.Close()
 }

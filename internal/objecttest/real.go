@@ -7,11 +7,13 @@ import (
 	"crypto/sha256"
 	"encoding/base64"
 	"fmt"
+	"math/rand/v2"
 	"net"
 	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -106,16 +108,21 @@ func (l *lockedBuffer) String() string {
 	return l.b.String()
 }
 
-// freeAddress returns an address without a listener. Another process could take it first,
-// which tests accept.
+// freeAddress returns an address without a listener. The kernel gives none of these ports
+// to connections of clients. Another process could listen there first, which tests accept.
 func freeAddress(t testing.TB) string {
 	t.Helper()
-	l, err := (&net.ListenConfig{}).Listen(context.Background(), "tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
+	for try := 0; ; try++ {
+		at := net.JoinHostPort("127.0.0.1", strconv.Itoa(20_000+rand.IntN(12_000)))
+		l, err := (&net.ListenConfig{}).Listen(context.Background(), "tcp", at)
+		if err == nil {
+			_ = l.Close()
+			return at
+		}
+		if try == 100 {
+			t.Fatal(err)
+		}
 	}
-	defer l.Close()
-	return l.Addr().String()
 }
 
 // Versity starts versitygw, an S3 server over a directory.

@@ -22,7 +22,7 @@ func TestNodesShareBlobs(t *testing.T) {
 	}
 	join := func(id string) node {
 		t.Helper()
-		m, err := members.New(members.Options{Cluster: "c", Shared: shared, TTL: time.Second,
+		m, err := members.New(members.Options{Cluster: "c", Shared: shared, TTL: 5 * time.Second,
 			RenewEvery: 100 * time.Millisecond, ReadEvery: 100 * time.Millisecond,
 			Logger: slog.New(slog.DiscardHandler)})
 		if err != nil {
@@ -88,6 +88,7 @@ func TestNodesShareBlobs(t *testing.T) {
 			if _, err := n.members.Refresh(t.Context()); err != nil {
 				t.Fatal(err)
 			}
+			time.Sleep(10 * time.Millisecond) // no event says that a lease has expired
 		}
 	}
 	for _, n := range owners() {

@@ -51,7 +51,7 @@ func startWhole(t *testing.T, s store.Store, shared members.Shared, id, dir stri
 			t.Fatal(err)
 		}
 	}
-	w.members, err = members.New(members.Options{Cluster: "c", Shared: shared, TTL: 2 * time.Second,
+	w.members, err = members.New(members.Options{Cluster: "c", Shared: shared, TTL: 10 * time.Second,
 		RenewEvery: 50 * time.Millisecond, ReadEvery: 50 * time.Millisecond, Logger: slog.New(slog.DiscardHandler)})
 	check()
 	future := &spill.Future{}
@@ -153,7 +153,7 @@ func TestHandover(t *testing.T) {
 			},
 			Jobs: func() bool {
 				return true
-			}, Settle: 100 * time.Millisecond, Quiet: 300 * time.Millisecond, Every: 10 * time.Millisecond,
+			}, Settle: 100 * time.Millisecond, Quiet: 3 * time.Second, Every: 10 * time.Millisecond,
 			Logger: slog.New(slog.DiscardHandler),
 		}.Run(ctx)
 	}()

@@ -42,11 +42,15 @@ func TestOneReadForAll(t *testing.T) {
 	before := int64(0)
 	c.run(n, 3, func(epoch int) {
 		reads := s.blobs.Load()
-		t.Logf("epoch %d: %d reads of the store", epoch, reads-before)
-		if most := int64(n * 102 / 100); epoch == 0 && reads > most {
+		var again int64 // on a busy machine a read may be silent for so long that it is attempted again
+		for _, node := range c.list {
+			again += node.engine.Stats().Retries
+		}
+		t.Logf("epoch %d: %d reads of the store, %d attempts again", epoch, reads-before, again)
+		if most := n*102/100 + again; epoch == 0 && reads > most {
 			t.Errorf("the first epoch took %d reads of the store, want %d at most", reads, most)
 		}
-		if most := int64(n / 100); epoch > 0 && reads-before > most {
+		if most := n/100 + again; epoch > 0 && reads-before > most {
 			t.Errorf("epoch %d took %d reads of the store, want %d at most", epoch, reads-before, most)
 		}
 		before = reads

@@ -196,7 +196,7 @@ func TestAlertsFire(t *testing.T) {
 		<-ended
 	})
 	t.Run("blobs are damaged", func(t *testing.T) {
-		o := newObserved(t, observedOptions{engine: fetch.Options{ReadTimeout: time.Second}})
+		o := newObserved(t, observedOptions{})
 		o.mustRead(1)
 		before := o.flat()
 		o.store.now.Store(int32(damaging))
@@ -216,7 +216,7 @@ func TestAlertsFire(t *testing.T) {
 		expect(t, o, before, "BowstringDataLoss", "BowstringSamplesSkipped", "BowstringStoreErrors")
 	})
 	t.Run("store is away", func(t *testing.T) {
-		o := newObserved(t, observedOptions{engine: fetch.Options{ReadTimeout: time.Second}})
+		o := newObserved(t, observedOptions{engine: fetch.Options{ReadTimeout: 4 * time.Second}})
 		o.mustRead(1)
 		before := o.flat()
 		o.store.now.Store(int32(away))

@@ -9,7 +9,6 @@ import (
 	"fmt"
 	"io"
 	"math/rand/v2"
-	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -68,19 +67,6 @@ func archived(t *testing.T, path string) map[string]string {
 	}
 }
 
-// freeAddress returns an address of this machine on which nothing listens now.
-func freeAddress(t *testing.T) string {
-	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := l.Close(); err != nil {
-		t.Fatal(err)
-	}
-	return l.Addr().String()
-}
-
 // TestSupportHasNoSecrets plants a secret in every place where a setting, an address, a
 // file, the environment or the log may have one.
 func TestSupportHasNoSecrets(t *testing.T) {
@@ -98,12 +84,12 @@ func TestSupportHasNoSecrets(t *testing.T) {
 	}
 	const adminToken = "pl4nt-of-the-admin-listener-0123456789"
 	planted[adminToken] = "serve.admin-token-file"
-	admin := freeAddress(t)
-	server := startServe(t, "--store", in("store"), "--admin", admin, "--admin-token-file",
+	server, addr, url := startAdmin(t, nil, "--store", in("store"), "--admin-token-file",
 		write("admin-token", adminToken+"\n"))
+	admin := strings.TrimPrefix(url, "http://")
 
 	// Every setting of text has an address with credentials, and every file of secrets one.
-	lines := []string{"log-format: json", "serve:", "  listen: " + server.addr, "  admin: " + admin,
+	lines := []string{"log-format: json", "serve:", "  listen: " + addr, "  admin: " + admin,
 		"  admin-token-file: admin-token", "  max-streams: 77", "  spill: spill"}
 	used := []string{"serve.listen", "serve.admin", "serve.admin-token-file", "server"}
 	address := func(place string) string {
@@ -216,9 +202,14 @@ func TestSupportHasNoSecrets(t *testing.T) {
 	}
 
 	// A store whose address has credentials, and which does not answer; no server, no log.
-	server.stop(t)
+	if err := server.Process.Signal(os.Interrupt); err != nil {
+		t.Fatal(err)
+	}
+	if err := server.Wait(); err != nil {
+		t.Fatal(err)
+	}
 	out = in("again.tgz")
-	said, _ = support(out, "cql://user:"+planted.secret("store password")+"@"+freeAddress(t)+"/photos?password="+
+	said, _ = support(out, "cql://user:"+planted.secret("store password")+"@127.0.0.1:1/photos?password="+
 		planted.secret("store parameter"))
 	files = archived(t, out)
 	clean(files)
@@ -238,16 +229,6 @@ func TestSupportHasNoSecrets(t *testing.T) {
 	cmd.Env = env
 	if text, err := cmd.CombinedOutput(); err == nil || !strings.Contains(string(text), "exists already") {
 		t.Errorf("a second archive: %v, %s; want an error that it exists", err, text)
-	}
-}
-
-func (p *process) stop(t *testing.T) {
-	t.Helper()
-	if err := p.Process.Signal(os.Interrupt); err != nil {
-		t.Fatal(err)
-	}
-	if err := p.Wait(); err != nil {
-		t.Fatal(err)
 	}
 }
 

@@ -82,12 +82,18 @@ func freePort(t testing.TB) int {
 	t.Helper()
 	for {
 		port := 20_000 + rand.IntN(12_000) // below the kernel's ephemeral ports
+		if _, taken := givenPorts.LoadOrStore(port, true); taken {
+			continue
+		}
 		if l, err := net.Listen("tcp", net.JoinHostPort("127.0.0.1", strconv.Itoa(port))); err == nil {
 			_ = l.Close()
 			return port
 		}
 	}
 }
+
+// givenPorts has the ports that freePort has returned. A test that asks for two gets two.
+var givenPorts sync.Map
 
 // startMock runs a server until the end of the test.
 func startMock(t testing.TB, m *mock, ip string, port int) *mock {
