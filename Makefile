@@ -83,6 +83,14 @@ headlines: $(VENV)/.package build ## Measure beside five published systems, in a
 headlines-page: $(VENV)/.package ## Write docs/headlines.md and its plots from the stored results.
 	@$(PY) bench/headlines.py --render
 
+# For x86-64, whose machines have most GPUs.
+.PHONY: bench-gpu
+bench-gpu: $(VENV)/.test go-check ## Build the folder build/bench-gpu, with all that a machine with a GPU needs to measure (docs/benchmarks/gpu.md).
+	@rm -rf build/wheels
+	@$(MAKE) --no-print-directory wheel-for GOARCH=amd64 MACHINE=x86_64
+	@GOARCH=amd64 $(RELEASE) -o build/lab/bowstring-lab ./cmd/bowstring-lab
+	@PYTHONPATH=bench:examples $(PY) -m gpu.bundle --out build/bench-gpu --wheel build/wheels/*.whl --lab build/lab/bowstring-lab
+
 .PHONY: diagrams
 diagrams: go-check ## Draw the pictures of docs/ARCHITECTURE.md from the texts beside them.
 	@for name in doget:elk cluster:dagre; do \

@@ -1,0 +1,72 @@
+"""The run for machines with a GPU, in little, on the CPU: the folder is made, and its script measures all parts."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import ROOT
+from gpu import bundle
+from gpu.images import Images
+from gpu.served import DELAYS, TRANSPORTS
+
+
+def stripped(program: Path, folder: Path) -> Path:
+    """The program as a release has it, without symbols."""
+    target = folder / program.name
+    if strip := shutil.which("strip"):
+        subprocess.run([strip, "-o", target, program], check=True)
+    else:
+        pytest.skip("no strip on the path: the programs would be too large")
+    return target
+
+
+def wheel(program: Path, folder: Path) -> Path:
+    """The package's wheel with the program in it."""
+    named = {"BOWSTRING_WHEEL_PROGRAM": str(program), "BOWSTRING_WHEEL_PLATFORM": "linux_x86_64"}
+    command: list[str | Path] = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", folder]
+    subprocess.run([*command, ROOT / "python"], check=True, capture_output=True, env=os.environ | named)
+    (made,) = folder.glob("*.whl")
+    return made
+
+
+@pytest.mark.slow
+def test_the_folder_runs(binary: Path, lab: Path, tmp_path: Path) -> None:
+    """Each part has its figures, and what needs a GPU is left out with the reason."""
+    made = wheel(stripped(binary, tmp_path), tmp_path)
+    folder, out = tmp_path / "folder", tmp_path / "out"
+    size = bundle.write(folder, made, stripped(lab, tmp_path), bundle.COUNT)
+    assert size < bundle.MOST
+
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run(
+        [folder / "run.sh", "--dry", "--out", out],
+        check=False,
+        capture_output=True,
+        text=True,
+        env=environment | {"PYTHON": sys.executable, "TMPDIR": str(tmp_path)},
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads((out / "gpu.json").read_text())
+    assert json.loads(done.stdout) == found
+    assert found["left_out"] == {"images/nvjpeg": "there is no GPU", "images/dali": "nvidia.dali is not installed"}
+    assert found["machine"]["versions"]["torch"]
+    for place in ((f"{delay}ms", transport) for delay in DELAYS for transport in TRANSPORTS):
+        images, language = (found[part][place[0]][place[1]] for part in ("images", "language"))
+        shares = [
+            images[name]["share_of_bound"] for name in Images.DECODERS if f"images/{name}" not in found["left_out"]
+        ]
+        assert len(shares) == 3
+        shares.append(language["share_of_bound"])
+        assert all(share["median"] > 0 and len(share["rounds"]) == 1 for share in shares)
+    assert {kind for kind in found["copies"] if found["copies"][kind]["gb_per_s"]["median"] > 0} == {
+        "pageable",
+        "pinned",
+        "ring",
+    }
+    assert not list(tmp_path.glob("bowstring-gpu-*"))
