@@ -15,6 +15,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"golang.org/x/sync/errgroup"
+
 	"bowstring/fetch/object"
 	"bowstring/fetch/store"
 	"bowstring/fetch/store/protocol"
@@ -171,18 +173,50 @@ func over(bucket object.Bucket, prefix string, opts Options) *Store {
 	return s
 }
 
-// begin reads FORMAT, and prepares the store for use.
+// begin reads FORMAT, and prepares the store for use. The state of collections is read at the same time, which saves
+// a round trip. If there is no store of this format, that does not count.
 func (s *Store) begin(ctx context.Context) error {
+	s.Store = s.protocol()
+	within, cancel := context.WithCancel(ctx)
+	defer cancel()
+	counted := make(chan error, 1)
+	go func() { counted <- s.recount(within) }()
 	f, err := s.format(ctx)
 	if err != nil {
-		return err
+		cancel()
 	}
-	s.id = f.ID
-	s.Store = s.protocol()
-	if err := s.recount(ctx); err != nil {
+	if failed := <-counted; err == nil {
+		err = failed
+	}
+	if err != nil {
 		return errors.Join(err, s.Store.Close())
 	}
+	s.id = f.ID
 	return nil
+}
+
+// connectionsReady is how many connections Prepare opens. The reads of a first batch need about as many.
+const connectionsReady = 16
+
+// Prepare does in advance what would cost the first reader some round trips: it writes the row of this process, and
+// opens connections. The row comes first, because the reading of a snapshot waits for it and not for connections. The
+// bucket has no memory to prepare.
+func (s *Store) Prepare(ctx context.Context, _ int64) error {
+	if err := s.enter(ctx); err != nil {
+		return err
+	}
+	defer s.life.RUnlock()
+	if err := s.Ready(ctx); err != nil {
+		return err
+	}
+	g, ctx := errgroup.WithContext(ctx)
+	for range connectionsReady { // requests at the same time, each on a connection of its own
+		g.Go(func() error {
+			_, err := s.bucket.Stat(ctx, s.key(keyFormat))
+			return err
+		})
+	}
+	return g.Wait()
 }
 
 // protocol returns a protocol.Store over the bucket.
