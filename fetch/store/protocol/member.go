@@ -158,14 +158,26 @@ func (s *Store) hold(name string) (collecting bool) {
 // ensure writes this process's row, unless it was renewed recently, and starts its
 // renewal.
 func (s *Store) ensure(ctx context.Context) error {
-	m := &s.member
-	m.mu.Lock()
-	fresh := !m.renewed.IsZero() && s.env.Now().Sub(m.renewed) < 3*s.options.RenewEvery
-	m.mu.Unlock()
-	if fresh {
+	if s.fresh() {
 		return nil
 	}
-	return s.renew(ctx)
+	m := &s.member
+	if err := m.renewing.take(ctx, s.env, struct{}{}); err != nil {
+		return err
+	}
+	defer m.renewing.give(struct{}{})
+	if s.fresh() { // a call that came earlier has just renewed it
+		return nil
+	}
+	return s.renewInTurn(ctx)
+}
+
+// fresh reports whether the row was renewed recently.
+func (s *Store) fresh() bool {
+	m := &s.member
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return !m.renewed.IsZero() && s.env.Now().Sub(m.renewed) < 3*s.options.RenewEvery
 }
 
 // ensureReading is ensure for readers. If the process may only read, it does without a
@@ -197,6 +209,12 @@ func (s *Store) renew(ctx context.Context) error {
 		return err
 	}
 	defer m.renewing.give(struct{}{})
+	return s.renewInTurn(ctx)
+}
+
+// renewInTurn is renew for a caller that has the turn.
+func (s *Store) renewInTurn(ctx context.Context) error {
+	m := &s.member
 	for {
 		if err := s.announce(ctx); err != nil {
 			return fmt.Errorf("renew the row of this process: %w", err)
