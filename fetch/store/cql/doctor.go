@@ -84,7 +84,7 @@ type examination struct {
 // settings checks what the servers' own tables say about the cluster and the keyspace.
 func (e *examination) settings(ctx context.Context) {
 	var err error
-	if e.members, _, err = e.s.listNodes(ctx, e.session); err != nil {
+	if e.members, err = e.s.listNodes(ctx, e.session); err != nil {
 		e.Problem(checkNodes, "grant the user SELECT on system.local and system.peers",
 			"the members of the cluster cannot be listed: %v", err)
 		return

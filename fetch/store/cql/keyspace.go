@@ -109,7 +109,11 @@ func Init(ctx context.Context, uri string, opts InitOptions) error {
 // create creates the keyspace and the tables that are missing, and then the state of
 // collections.
 func (s *Store) create(ctx context.Context, replication Replication) (err error) {
-	session, v, err := s.inspect(ctx)
+	v, err := s.inspect(ctx)
+	if err != nil {
+		return err
+	}
+	session, err := s.connectAny(ctx, s.config.Hosts, defineTimeout)
 	if err != nil {
 		return err
 	}
@@ -134,46 +138,8 @@ func (s *Store) create(ctx context.Context, replication Replication) (err error)
 	return protocol.Found(ctx, database{s})
 }
 
-// survey is what a process has to know of a cluster before it opens a session on the
-// keyspace.
-type survey struct {
-	dc          string         // that requests prefer
-	nodes       map[string]int // per datacenter
-	exists      bool           // the keyspace exists
-	replication Replication    // of the keyspace; set if it exists
-	tables      map[string]string
-	answered    time.Duration // upper bound of the node's answer time, some round trips
-}
-
 // defineTimeout is for statements that change the schema, which involve all nodes.
 const defineTimeout = time.Minute
-
-// inspect reads the state of the cluster from one node, over a session with one connection, which the caller closes.
-func (s *Store) inspect(ctx context.Context) (_ *gocql.Session, _ *survey, err error) {
-	session, err := s.connectAny(ctx, s.config.Hosts, defineTimeout)
-	if err != nil {
-		return nil, nil, err
-	}
-	defer func() {
-		if err != nil {
-			session.Close()
-		}
-	}()
-	v := &survey{}
-	list, answered, err := s.listNodes(ctx, session)
-	if err != nil {
-		return nil, nil, err
-	}
-	v.dc, v.nodes, v.answered = list[0].dc, centers(list), answered
-	if s.config.DC != "" {
-		v.dc = s.config.DC
-	}
-	if v.nodes[v.dc] == 0 {
-		return nil, nil, &schema.FieldError{Field: "dc", Got: quoted(v.dc),
-			Want: "one of " + strings.Join(slices.Sorted(maps.Keys(v.nodes)), ", ")}
-	}
-	return session, v, s.inspectKeyspace(ctx, session, v)
-}
 
 // node is a node of the cluster, as the node that was asked knows it.
 type node struct {
@@ -181,11 +147,9 @@ type node struct {
 	dc, version string
 }
 
-// listNodes lists the nodes of the cluster, the one that is asked first, and returns an upper bound of that node's
-// answer time.
-func (s *Store) listNodes(ctx context.Context, session *gocql.Session) (list []node, answered time.Duration, err error) {
+// listNodes lists the nodes of the cluster, the one that is asked first.
+func (s *Store) listNodes(ctx context.Context, session *gocql.Session) (list []node, err error) {
 	for _, table := range []string{"system.local", "system.peers"} { // system.peers lists the others
-		asked := time.Now()
 		q := session.Query("SELECT rpc_address, data_center, release_version FROM " + table)
 		err := s.rows(ctx, q, table, "look at the cluster", func(scan scanner) error {
 			var n node
@@ -195,16 +159,13 @@ func (s *Store) listNodes(ctx context.Context, session *gocql.Session) (list []n
 			return nil
 		})
 		if err != nil {
-			return nil, 0, err
-		}
-		if took := time.Since(asked); answered == 0 || took < answered {
-			answered = took
+			return nil, err
 		}
 	}
 	if len(list) == 0 {
-		return nil, 0, fmt.Errorf("%w: %s says nothing of itself", schema.ErrUnavailable, s.where(nil, "system.local"))
+		return nil, fmt.Errorf("%w: %s says nothing of itself", schema.ErrUnavailable, s.where(nil, "system.local"))
 	}
-	return list, answered, nil
+	return list, nil
 }
 
 // centers counts the nodes per datacenter.
@@ -302,18 +263,8 @@ func (s *Store) inspectKeyspace(ctx context.Context, session *gocql.Session, v *
 	if replication == nil || err != nil {
 		return err
 	}
-	v.exists, v.replication = true, Replication{}
-	for key, value := range replication {
-		if key == "class" {
-			continue
-		}
-		if key == "replication_factor" { // SimpleStrategy has no datacenters
-			key = ""
-		}
-		count, _, _ := strings.Cut(value, "/") // some may be transient
-		if v.replication[key], err = strconv.Atoi(count); err != nil {
-			return fmt.Errorf("%w: keyspace %s has %q replicas in %s", schema.ErrInvalid, s.config.Keyspace, value, key)
-		}
+	if err := v.replicate(s.config.Keyspace, replication); err != nil {
+		return err
 	}
 	v.tables = map[string]string{}
 	q := session.Query("SELECT table_name, comment FROM system_schema.tables WHERE keyspace_name = ?", s.config.Keyspace)

@@ -46,11 +46,12 @@ type steering struct {
 	// silent.
 	reads *steering
 
-	session  *gocql.Session
-	replicas atomic.Int32 // in dc; 0 if unknown
-	silent   atomic.Int32 // hosts
-	partial  atomic.Int32 // hosts with less than their full share
-	hosts    sync.Map     // *gocql.HostInfo -> *host
+	session     *gocql.Session
+	partitioner atomic.Pointer[string] // that the token-aware policy gets with the first host; nil once it has it
+	replicas    atomic.Int32           // in dc; 0 if unknown
+	silent      atomic.Int32           // hosts
+	partial     atomic.Int32           // hosts with less than their full share
+	hosts       sync.Map               // *gocql.HostInfo -> *host
 
 	comparing sync.Mutex
 	due       atomic.Int64              // when hosts are compared next
@@ -119,8 +120,22 @@ func replicasIn(dc string, options map[string]any) int32 {
 	return 0
 }
 
+// SetPartitioner implements gocql.HostSelectionPolicy. The token-aware policy reads the schema of the keyspace there,
+// in two round trips. When a session is opened, the driver calls it before it connects to the hosts. So the policy
+// gets the partitioner with the first host, when the connections are being made.
+func (st *steering) SetPartitioner(name string) {
+	for range st.known() {
+		st.HostSelectionPolicy.SetPartitioner(name)
+		return
+	}
+	st.partitioner.Store(&name)
+}
+
 // AddHost implements gocql.HostSelectionPolicy.
 func (st *steering) AddHost(info *gocql.HostInfo) {
+	if name := st.partitioner.Swap(nil); name != nil {
+		st.HostSelectionPolicy.SetPartitioner(*name)
+	}
 	st.HostSelectionPolicy.AddHost(info)
 	st.host(info)
 }

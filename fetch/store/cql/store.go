@@ -101,11 +101,10 @@ func open(ctx context.Context, config *Config, opts Options) (_ *Store, err erro
 	}()
 	stop := context.AfterFunc(ctx, s.disconnect) // otherwise closing a half-open session may take long
 	defer stop()
-	session, v, err := s.inspect(ctx)
+	v, err := s.inspect(ctx)
 	if err != nil {
 		return nil, err
 	}
-	session.Close()
 	if err := v.ready(config); err != nil {
 		return nil, err
 	}
