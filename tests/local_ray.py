@@ -21,4 +21,5 @@ def _clear(_: RetryCallState) -> None:
 def start(**options: Any) -> None:
     """Start it, again if its processes took longer than the 30 s that it gives them, or another has taken a port."""
     os.environ.update(PATIENT)
+    options.setdefault("address", "local")  # not that of another test, which runs at the same time
     ray.init(include_dashboard=False, log_to_driver=False, **options)

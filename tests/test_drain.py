@@ -16,7 +16,7 @@ from wire import UNREAD, read, stream, ticket
 
 
 def test_running_streams_finish_and_new_ones_are_refused(start: StartNode) -> None:
-    node = start("--window-memory", "8MiB")
+    node = start("--window-memory", "8MiB", "--drain-timeout", "10m")  # a busy machine reads for longer than 30 s
     with (
         fl.connect(node.url) as own,
         grpc.insecure_channel(node.url.removeprefix("grpc://")) as channel,
