@@ -15,7 +15,7 @@ import pyarrow.flight as fl
 import pytest
 from conftest import ROOT, StartNode
 from node import Node
-from wire import UNREAD, act, command, put, read, status, stream, ticket
+from wire import UNREAD, act, command, put, read, status, stream, ticket, until
 
 PROTOCOL = ROOT / "docs" / "protocol.md"
 
@@ -250,8 +250,7 @@ def data_loss(client: fl.FlightClient, node: Node, start: StartNode, tmp: Path) 
 
 
 def cancelled(client: fl.FlightClient, node: Node, start: StartNode, tmp: Path) -> None:  # noqa: ARG001
-    info = client.get_flight_info(command(dataset="photos", batch=1, shuffle={"seed": 987}))
-    parts = stream(client, info.endpoints[0])
+    parts = stream(client, ticket(dataset="photos", batch=1, shuffle={"seed": 987}, epochs=UNREAD))
     act(client, "cancel", plan=next(parts).about["plan"])
     list(parts)
 
@@ -320,16 +319,15 @@ def test_request_limits(node: Node, method: str, message: bytes) -> None:
 def test_limit_of_streams(start: StartNode) -> None:
     node = start("--max-streams", "2", "--window-memory", "8MiB")
     with fl.connect(node.url) as own:
-        endpoint = own.get_flight_info(command(dataset="photos", batch=4)).endpoints[0]
-        open_ = [stream(own, endpoint) for _ in range(2)]
-        for parts in open_:
-            next(parts)
-        code, message = status(node.url, "DoGet", endpoint.ticket.serialize())
+        another = ticket(dataset="photos", batch=4).serialize()
+        open_ = [stream(own, ticket(dataset="photos", shuffle={"seed": n}, epochs=UNREAD)) for n in range(2)]
+        plans = [next(parts).about["plan"] for parts in open_]
+        code, message = status(node.url, "DoGet", another)
         assert code == "RESOURCE_EXHAUSTED"
         assert_says(message, ["MaxStreams", "2"])
-        list(open_[0])  # an ended stream makes room
-        assert status(node.url, "DoGet", endpoint.ticket.serialize())[0] == "OK"
-        list(open_[1])
+        act(own, "cancel", plan=plans[0])  # an ended stream makes room
+        until(lambda: status(node.url, "DoGet", another)[0] == "OK", "room for another stream")
+        act(own, "cancel", plan=plans[1])
 
 
 def test_limit_of_messages(start: StartNode) -> None:

@@ -120,11 +120,11 @@ def test_cancel_ends_the_running_streams_of_a_plan(start: StartNode) -> None:
         other = stream(own, ticket(dataset="photos", batch=4, epochs=UNREAD))
         parts = stream(own, ticket(dataset="photos", batch=4, shuffle={"seed": 77}, epochs=UNREAD))
         plan = next(parts).about["plan"]
-        next(other)
+        got = next(other).data.num_rows  # less than a batch, if the first stream has much of the memory
         assert act(own, "cancel", plan=plan) == [{"plan": plan, "cancelled": 1}]
         with pytest.raises(fl.FlightCancelledError):
             list(parts)
-        assert sum(p.data.num_rows for p in other) == UNREAD * 300 - 4
+        assert got + sum(p.data.num_rows for p in other) == UNREAD * 300
         assert act(own, "cancel", plan=plan) == [{"plan": plan, "cancelled": 0}]
 
 
