@@ -12,6 +12,7 @@ from churn import Outcome, judge
 from job import Ranks, job
 from keyspaces import PATIENT
 from nodes import Nodes, Wire, attach, initialise, objects, spill_bytes, stored, within
+from wire import until
 
 SAMPLES, SIZE = 1200, 80_000  # 96 MB: twelve chunks
 WORLD, EPOCHS = 3, 4
@@ -104,6 +105,7 @@ def test_killed_and_cut(start: Callable[[str], Nodes], store: str) -> None:
     found = Outcome(0)
     with Ranks(nodes, job(4, 32, WORLD, assign="local"), WORLD, until=True, compute=0.02) as ranks:
         ranks.go()
+        until(lambda: all(m.stats()["engine"]["streams"] for m in nodes.members), "each rank reads at its node")
         time.sleep(1)
         a.kill()
         nodes.links.do(set={"proxy": f"store-{b.name}", "from": b.name, "fault": "cut"})

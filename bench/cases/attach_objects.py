@@ -81,7 +81,7 @@ def serve(context: Context, *options: str | Path) -> Iterator[Server]:
         finally:
             process.terminate()
             counts = process.stdout.readline()
-            process.wait(60)
+            process.wait(180)
         server.sent = json.loads(counts)["sent"]
 
 

@@ -35,7 +35,7 @@ WAYS = ["leave", "cancel", "deadline", "close", "kill", "cut", "tls", "ring", "o
 WARM = sized(20, smoke=2)
 HEAP = {"HEAP": "512m", "MEMTABLE": "64MiB", "JVM": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"}
 QUIET = sized(5.0, smoke=2.0)
-SETTLES = 20.0  # seconds that a server has to notice what has become of its clients
+SETTLES = 180.0  # seconds that a server has to notice what has become of its clients
 
 
 @dataclass
@@ -79,7 +79,7 @@ class Watched(Server):
         return found
 
     def _ask(self, path: str) -> str:
-        with urllib.request.urlopen(f"http://127.0.0.1:{self._admin}{path}", timeout=30) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{self._admin}{path}", timeout=180) as answer:
             found: str = answer.read().decode()
         return found
 
@@ -168,7 +168,7 @@ class Breakers:
         for process in self._processes.values():
             if process.stdin:
                 process.stdin.close()
-            process.wait(30)
+            process.wait(180)
 
 
 @contextlib.contextmanager

@@ -28,7 +28,7 @@ SECONDS = sized(15.0, smoke=2.0)
 def fetch(url: str) -> bytes:
     """The bytes that a browser is sent, compressed."""
     request = urllib.request.Request(url, headers={"Accept-Encoding": "gzip"})  # noqa: S310
-    with urllib.request.urlopen(request, timeout=30) as answer:  # noqa: S310
+    with urllib.request.urlopen(request, timeout=180) as answer:  # noqa: S310
         body: bytes = answer.read()
     return body
 
@@ -51,7 +51,7 @@ def weight(url: str) -> float:
 
 def views(url: str, done: threading.Event) -> Iterator[dict[str, Any]]:
     """The events that a viewer is sent, until done is set."""
-    with urllib.request.urlopen(url + "api/live", timeout=30) as answer:  # noqa: S310
+    with urllib.request.urlopen(url + "api/live", timeout=180) as answer:  # noqa: S310
         event = b""
         for line in answer:
             if done.is_set():

@@ -22,7 +22,7 @@ PASSES = sized(3, smoke=1)
 
 def scrape(port: int) -> str:
     """The metrics that Prometheus would see."""
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=120) as answer:
         text: str = answer.read().decode()
     return text
 

@@ -18,7 +18,7 @@ from .loopback import BATCH, stored, ticket
 
 PASSES = sized(2, smoke=1)  # epochs that each connection reads in a round
 EXCHANGES = sized(20, smoke=3)
-PATIENCE = 60.0
+PATIENCE = 180.0
 
 
 class Authority:
