@@ -191,8 +191,8 @@ func TestSpillKeepsPages(t *testing.T) {
 	far.reads.Store(0)
 	req = shuffled("ds", 2, 0)
 	drain(t, e, open(t, e, req), ticket(req, 0))
-	if n := far.reads.Load(); n != 0 {
-		t.Errorf("%d reads of what is in the spill", n)
+	if n, again := far.reads.Load(), e.Stats().Retries; n > again {
+		t.Errorf("%d reads of what is in the spill, %d attempts again", n, again)
 	}
 	// A read of all pages leaves the spill unchanged.
 	other := putPages(t, store, "other", 100, 4)

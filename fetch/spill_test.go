@@ -217,8 +217,8 @@ func TestWarm(t *testing.T) {
 		}
 		req := shuffled("ds", 1, 0)
 		drain(t, e, open(t, e, req), ticket(req, 0))
-		if n := far.reads.Load(); n != 0 {
-			t.Errorf("%d reads of what was there", n)
+		if n, again := far.reads.Load(), e.Stats().Retries; n > again {
+			t.Errorf("%d reads of what was there, %d attempts again", n, again)
 		}
 	})
 	t.Run("none", func(t *testing.T) {

@@ -59,8 +59,8 @@ func TestBringsForOthers(t *testing.T) {
 	if !errors.Is(err, io.EOF) {
 		t.Fatal(err)
 	}
-	if got := a.engine.Stats().Reads; got > int64(owned)+5 {
-		t.Errorf("node a has made %d reads of the store, and owns %d blobs", got, owned)
+	if st := a.engine.Stats(); st.Reads > int64(owned)+5+st.Retries {
+		t.Errorf("node a has made %d reads of the store, and owns %d blobs; %d attempts again", st.Reads, owned, st.Retries)
 	}
 	t.Logf("%d of %d blobs were read after the first %d", s.blobs.Load()-before, n, before)
 	stream.Close()

@@ -49,7 +49,8 @@ func TestViewsThatDiffer(t *testing.T) {
 	}
 	c.run(n, 2, nil)
 	for _, node := range c.list {
-		if st := node.engine.Stats(); st.Retries > 0 {
+		// Each read would wait. On a busy machine some are silent by themselves.
+		if st := node.engine.Stats(); st.Retries > n/10 {
 			t.Errorf("node %s waited until reads were silent, %d times", node.name, st.Retries)
 		}
 		for _, st := range node.tier.Stats() {

@@ -182,7 +182,7 @@ func even(t *testing.T, r *replicas, from, to time.Duration) {
 			}
 		}
 	}
-	chance := 5 * math.Sqrt(2./9/float64(n)) // five standard deviations
+	chance := 7 * math.Sqrt(2./9/float64(n)) // seven standard deviations: never by chance
 	for i, share := range r.shares(from, to) {
 		if math.Abs(share-1./3) > chance {
 			t.Errorf("host %d is asked for %.3f of the reads between %v and %v, want a third", i, share, from, to)
