@@ -13,16 +13,16 @@ import (
 	"github.com/apache/arrow/go/v17/arrow"
 	"github.com/apache/arrow/go/v17/arrow/array"
 	"github.com/apache/arrow/go/v17/arrow/memory"
-	"go.uber.org/goleak"
 
 	"bowstring/fetch"
 	"bowstring/fetch/ingest"
 	"bowstring/fetch/store"
 	"bowstring/fetch/store/local"
+	"bowstring/internal/leaktest"
 	"bowstring/schema"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { leaktest.Main(m) }
 
 // probe is a store that counts the blobs which are out, and fails on demand.
 type probe struct {

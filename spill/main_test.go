@@ -15,8 +15,7 @@ import (
 	"syscall"
 	"testing"
 
-	"go.uber.org/goleak"
-
+	"bowstring/internal/leaktest"
 	"bowstring/schema"
 )
 
@@ -27,7 +26,7 @@ func TestMain(m *testing.M) {
 		fmt.Fprintln(os.Stderr, "child:", child())
 		os.Exit(3)
 	}
-	goleak.VerifyTestMain(m)
+	leaktest.Main(m)
 }
 
 // testRand returns the random numbers of a test, whose seed it logs.

@@ -14,16 +14,15 @@ import (
 	"testing/synctest"
 	"time"
 
-	"go.uber.org/goleak"
-
 	"bowstring/fetch/layout"
 	"bowstring/fetch/members"
+	"bowstring/internal/leaktest"
 	"bowstring/internal/memshared"
 	"bowstring/internal/sharedtest"
 	"bowstring/schema"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { leaktest.Main(m) }
 
 var quiet = slog.New(slog.DiscardHandler)
 

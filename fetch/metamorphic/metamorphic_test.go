@@ -15,7 +15,7 @@ import (
 	"sync"
 	"testing"
 
-	"go.uber.org/goleak"
+	"bowstring/internal/leaktest"
 )
 
 var (
@@ -27,7 +27,7 @@ var (
 	child  = flag.Uint64("child", 0, "for the test itself: run the seeds from this one on in this process")
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { leaktest.Main(m) }
 
 const (
 	// shortSeeds is how many seeds are run under -short.

@@ -3,7 +3,7 @@ package object_test
 import (
 	"testing"
 
-	"go.uber.org/goleak"
+	"bowstring/internal/leaktest"
 )
 
-func runTests(m *testing.M) { goleak.VerifyTestMain(m) }
+func runTests(m *testing.M) { leaktest.Main(m) }

@@ -5,14 +5,14 @@ import (
 	"testing"
 
 	"github.com/apache/arrow/go/v17/arrow"
-	"go.uber.org/goleak"
 
 	"bowstring/fetch/operators/audio"
 	"bowstring/fetch/operators/program"
+	"bowstring/internal/leaktest"
 	"bowstring/schema"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { leaktest.Main(m) }
 
 // TestForms holds that tensors of every type are tensors in schemas, too.
 func TestForms(t *testing.T) {

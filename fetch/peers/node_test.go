@@ -10,14 +10,13 @@ import (
 	"testing/synctest"
 	"time"
 
-	"go.uber.org/goleak"
-
 	"bowstring/fetch/peers"
+	"bowstring/internal/leaktest"
 	"bowstring/schema"
 	"bowstring/spill"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { leaktest.Main(m) }
 
 // mute is a link to a node that answers nothing.
 type mute struct{ there atomic.Bool } // it sends heartbeats

@@ -4,10 +4,10 @@ import (
 	"math/rand/v2"
 	"testing"
 
-	"go.uber.org/goleak"
+	"bowstring/internal/leaktest"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { leaktest.Main(m) }
 
 // The bitmap says what a plain set says, whatever is added, removed and forgotten,
 // and what a ticket carries is read back as it was.

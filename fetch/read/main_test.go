@@ -8,16 +8,15 @@ import (
 	"testing"
 	"time"
 
-	"go.uber.org/goleak"
-
 	"bowstring/fetch/read"
 	"bowstring/fetch/store"
 	"bowstring/fetch/store/local"
+	"bowstring/internal/leaktest"
 	"bowstring/schema"
 	"bowstring/spill"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { leaktest.Main(m) }
 
 // quiet drops logs of the faults that tests make.
 var quiet = slog.New(slog.DiscardHandler)

@@ -13,7 +13,6 @@ import (
 	"github.com/apache/arrow/go/v17/arrow"
 	"github.com/apache/arrow/go/v17/arrow/array"
 	"github.com/apache/arrow/go/v17/arrow/memory"
-	"go.uber.org/goleak"
 
 	"bowstring/fetch/admission"
 	"bowstring/fetch/ingest"
@@ -21,10 +20,11 @@ import (
 	"bowstring/fetch/resolve"
 	"bowstring/fetch/store"
 	"bowstring/fetch/store/local"
+	"bowstring/internal/leaktest"
 	"bowstring/schema"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { leaktest.Main(m) }
 
 // fixture is a Resolver over a store of its own.
 type fixture struct {

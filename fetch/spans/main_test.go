@@ -8,15 +8,14 @@ import (
 	"sync/atomic"
 	"testing"
 
-	"go.uber.org/goleak"
-
 	"bowstring/fetch/object"
 	"bowstring/fetch/read"
 	"bowstring/fetch/store"
+	"bowstring/internal/leaktest"
 	"bowstring/schema"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { leaktest.Main(m) }
 
 // bucket keeps objects in memory, records ranges, and can block.
 type bucket struct {

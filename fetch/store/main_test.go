@@ -3,7 +3,7 @@ package store_test
 import (
 	"testing"
 
-	"go.uber.org/goleak"
+	"bowstring/internal/leaktest"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { leaktest.Main(m) }

@@ -11,7 +11,6 @@ import (
 	"github.com/apache/arrow/go/v17/arrow"
 	"github.com/apache/arrow/go/v17/arrow/array"
 	"github.com/apache/arrow/go/v17/arrow/memory"
-	"go.uber.org/goleak"
 
 	"bowstring/fetch/admission"
 	"bowstring/fetch/ingest"
@@ -20,11 +19,12 @@ import (
 	"bowstring/fetch/resolve"
 	"bowstring/fetch/store"
 	"bowstring/fetch/store/local"
+	"bowstring/internal/leaktest"
 	"bowstring/schema"
 	"bowstring/spill"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { leaktest.Main(m) }
 
 // rows is how many samples a fixture's dataset has, each with a blob.
 const rows = 40

@@ -16,7 +16,7 @@ import (
 	"testing"
 	"time"
 
-	"go.uber.org/goleak"
+	"bowstring/internal/leaktest"
 )
 
 // patient is more than any disk takes that does not hang, on however busy a machine.
@@ -34,7 +34,7 @@ func TestMain(m *testing.M) {
 		fmt.Println("begun", err)
 		select {}
 	}
-	goleak.VerifyTestMain(m)
+	leaktest.Main(m)
 }
 
 func open(t *testing.T, opts Options) *Log {

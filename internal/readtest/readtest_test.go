@@ -11,15 +11,14 @@ import (
 	"testing"
 	"time"
 
-	"go.uber.org/goleak"
-
 	"bowstring/fetch/read"
+	"bowstring/internal/leaktest"
 	"bowstring/internal/readtest"
 	"bowstring/schema"
 	"bowstring/spill"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { leaktest.Main(m) }
 
 // memory is a correct CachingTier of blobs in memory, which waits for a gate. Each fault is a field that replaces or
 // changes its behaviour.

@@ -2,7 +2,6 @@
 package scripttest
 
 import (
-	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -10,7 +9,8 @@ import (
 	"time"
 
 	"github.com/rogpeppe/go-internal/testscript"
-	"go.uber.org/goleak"
+
+	"bowstring/internal/leaktest"
 )
 
 // Command is a command of scripts.
@@ -20,14 +20,7 @@ type Command = func(ts *testscript.TestScript, neg bool, args []string)
 type leakChecked struct{ *testing.M }
 
 // Run checks for goroutines after all tests, so that a leak is reported once.
-func (m leakChecked) Run() int {
-	code := m.M.Run()
-	if err := goleak.Find(); code == 0 && err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		return 1
-	}
-	return code
-}
+func (m leakChecked) Run() int { return leaktest.Run(m.M) }
 
 // Main runs the tests of a package, whose scripts may execute the programs, each as a process of its own.
 func Main(m *testing.M, programs map[string]func()) {
@@ -35,7 +28,7 @@ func Main(m *testing.M, programs map[string]func()) {
 		// A program built with the race detector sleeps for a second before it exits, so that
 		// goroutines which still run report their races. The scripts of one package execute some
 		// 400 programs, and each ends its goroutines before it exits.
-		os.Setenv(raceOptions, "atexit_sleep_ms=0")
+		_ = os.Setenv(raceOptions, "atexit_sleep_ms=0")
 	}
 	testscript.Main(leakChecked{m}, programs)
 }

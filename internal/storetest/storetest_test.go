@@ -9,15 +9,14 @@ import (
 	"testing"
 	"time"
 
-	"go.uber.org/goleak"
-
 	"bowstring/fetch/store"
 	"bowstring/fetch/store/local"
+	"bowstring/internal/leaktest"
 	"bowstring/internal/storetest"
 	"bowstring/schema"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { leaktest.Main(m) }
 
 // broken is a good store with one fault added.
 type broken struct {

@@ -15,13 +15,13 @@ import (
 	"testing"
 	"unsafe"
 
-	"go.uber.org/goleak"
 	"golang.org/x/sync/errgroup"
 
+	"bowstring/internal/leaktest"
 	"bowstring/schema"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { leaktest.Main(m) }
 
 func newSet(t testing.TB, opts Options) (*Set, string) {
 	t.Helper()

@@ -22,12 +22,12 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
-	"go.uber.org/goleak"
 
 	"bowstring/cmd/bowstring/admin"
+	"bowstring/internal/leaktest"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { leaktest.Main(m) }
 
 // start starts a server and returns its address.
 func start(t *testing.T, opts admin.Options) string {

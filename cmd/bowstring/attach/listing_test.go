@@ -8,13 +8,12 @@ import (
 	"slices"
 	"testing"
 
-	"go.uber.org/goleak"
-
 	"bowstring/cmd/bowstring/source"
+	"bowstring/internal/leaktest"
 	"bowstring/schema"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { leaktest.Main(m) }
 
 // TestListing attaches random listings one after the other, each a change of the one
 // before. Every reference names the current object of its blob, and an unchanged object

@@ -19,7 +19,6 @@ import (
 	"github.com/apache/arrow/go/v17/arrow"
 	"github.com/apache/arrow/go/v17/arrow/array"
 	"github.com/apache/arrow/go/v17/arrow/memory"
-	"go.uber.org/goleak"
 	"golang.org/x/time/rate"
 
 	"bowstring/fetch"
@@ -29,12 +28,13 @@ import (
 	"bowstring/fetch/store/local"
 	"bowstring/flight"
 	"bowstring/flight/peer"
+	"bowstring/internal/leaktest"
 	"bowstring/schema"
 	"bowstring/schema/checksum/forge"
 	"bowstring/spill"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { leaktest.Main(m) }
 
 // counted is a store that several engines share, and that counts its reads.
 type counted struct {

@@ -17,10 +17,9 @@ import (
 	"syscall"
 	"testing"
 
-	"go.uber.org/goleak"
-
 	"bowstring/fetch/operators/images/codec"
 	"bowstring/fetch/operators/program"
+	"bowstring/internal/leaktest"
 	"bowstring/internal/programtest"
 )
 
@@ -32,7 +31,7 @@ const (
 
 func TestMain(m *testing.M) {
 	if os.Getenv(childMode) == "" {
-		goleak.VerifyTestMain(m)
+		leaktest.Main(m)
 		return
 	}
 	if err := childRead(os.Getenv(childMode), os.Getenv(childPath)); err != nil {

@@ -8,10 +8,11 @@ import (
 	"testing"
 
 	"go.opentelemetry.io/otel/trace"
-	"go.uber.org/goleak"
+
+	"bowstring/internal/leaktest"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { leaktest.Main(m) }
 
 // forget has the environment say nothing.
 func forget(t *testing.T) {

@@ -5,15 +5,14 @@ import (
 	"testing"
 	"time"
 
-	"go.uber.org/goleak"
-
 	"bowstring/cmd/bowstring/watch"
 	"bowstring/fetch"
 	"bowstring/flight"
 	"bowstring/flight/shm"
+	"bowstring/internal/leaktest"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { leaktest.Main(m) }
 
 // Shares are of the time between two looks, and what is predicted goes by it.
 func TestBetween(t *testing.T) {

@@ -15,6 +15,7 @@ import (
 
 	"bowstring/fetch/store"
 	"bowstring/internal/cassandratest"
+	"bowstring/internal/leaktest"
 	"bowstring/internal/storetest"
 	"bowstring/schema"
 )
@@ -37,7 +38,7 @@ func TestCloseLeavesNothing(t *testing.T) {
 	if err := s.Close(); err != nil {
 		t.Fatal(err)
 	}
-	if err := findLeaks(before); err != nil {
+	if err := leaktest.Find(before); err != nil {
 		t.Error(err)
 	}
 }

@@ -5,16 +5,15 @@ import (
 	"os"
 	"testing"
 
-	"go.uber.org/goleak"
+	"bowstring/internal/leaktest"
 )
 
 func TestMain(m *testing.M) {
-	goleak.VerifyTestMain(m, goleak.Cleanup(func(code int) {
-		if proven.dir != "" {
-			_ = os.RemoveAll(proven.dir)
-		}
-		os.Exit(code)
-	}))
+	status := leaktest.Run(m)
+	if proven.dir != "" {
+		_ = os.RemoveAll(proven.dir)
+	}
+	os.Exit(status)
 }
 
 func must(t testing.TB, err error) {

@@ -17,9 +17,8 @@ import (
 	"syscall"
 	"testing"
 
-	"go.uber.org/goleak"
-
 	"bowstring/fetch/store"
+	"bowstring/internal/leaktest"
 	"bowstring/internal/storetest"
 	"bowstring/schema"
 )
@@ -34,7 +33,7 @@ const (
 func TestMain(m *testing.M) {
 	mode := os.Getenv(childMode)
 	if mode == "" {
-		goleak.VerifyTestMain(m)
+		leaktest.Main(m)
 		return
 	}
 	var err error

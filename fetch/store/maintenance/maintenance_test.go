@@ -13,17 +13,16 @@ import (
 	"testing"
 	"time"
 
-	"go.uber.org/goleak"
-
 	"bowstring/fetch/store"
 	"bowstring/fetch/store/local"
 	"bowstring/fetch/store/maintenance"
+	"bowstring/internal/leaktest"
 	"bowstring/internal/storetest"
 	"bowstring/schema"
 	"bowstring/spill/segment"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { leaktest.Main(m) }
 
 // open opens a store of small segments, which is closed at the end.
 func open(t *testing.T, dir string) *local.Store {

@@ -3,13 +3,12 @@ package protocol
 import (
 	"testing"
 
-	"go.uber.org/goleak"
-
 	"bowstring/fetch/store"
+	"bowstring/internal/leaktest"
 	"bowstring/internal/storetest"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { leaktest.Main(m) }
 
 // TestConformance: over a database that is right, the protocol makes a store
 // that is right.

@@ -14,7 +14,7 @@ import (
 	"testing"
 	"time"
 
-	"go.uber.org/goleak"
+	"bowstring/internal/leaktest"
 )
 
 func TestMain(m *testing.M) {
@@ -24,13 +24,12 @@ func TestMain(m *testing.M) {
 		}
 		os.Exit(0)
 	}
-	goleak.VerifyTestMain(m, goleak.Cleanup(func(status int) {
-		if err := os.RemoveAll(folder); err != nil {
-			_, _ = os.Stderr.WriteString(err.Error() + "\n")
-			status = 1
-		}
-		os.Exit(status)
-	}))
+	status := leaktest.Run(m)
+	if err := os.RemoveAll(folder); err != nil {
+		_, _ = os.Stderr.WriteString(err.Error() + "\n")
+		status = 1
+	}
+	os.Exit(status)
 }
 
 // folder is where built leaves the library; empty where it was not called.
