@@ -51,10 +51,16 @@ func (o *BudgetOptions) ensureDefaults() {
 //
 // A limit moves by the cubic function of CUBIC (Ha, Rhee, Xu: "CUBIC: a new TCP-friendly
 // high-speed TCP variant", 2008; RFC 9438) with rates in place of windows, as the
-// adaptive retries of the clouds' own libraries do. It goes down by a share when the
-// bucket refuses a request that was begun after the last decrease. Then it rises towards
-// the rate of that refusal, more and more slowly, and beyond that rate faster and faster,
-// as long as requests wait.
+// adaptive retries of the clouds' own libraries do. When refusals show that the rate is
+// too high, it goes down by a share. Then it rises towards the former rate, more and more
+// slowly, and beyond that rate faster and faster, as long as requests wait.
+//
+// Buckets also refuse some requests at any rate, for instance while they divide a
+// partition. A limit that fell at each such refusal would sink to the rate at which one
+// refusal comes in a period of the curve: 10 requests a second if 1 % are refused. So the
+// curve itself is the test. If the bucket refuses nothing below the former rate, a refusal
+// near it is due to the rate, and the limit falls at once. If the bucket refuses requests
+// below it, too, the limit falls only when more than the share tolerated is refused.
 //
 // It is safe for concurrent use, and has no goroutine: timers wake waiting requests.
 type Budget struct {
@@ -108,8 +114,8 @@ type Limit struct {
 	Prefix string `json:"prefix"` // "" is the whole bucket
 	Class  string `json:"class"`  // "reads" or "writes"
 	// PerSecond is how many requests a second this process allows itself; 0 means no
-	// limit, because the bucket has refused none recently. Most is the rate at which the
-	// bucket last refused a request.
+	// limit, because the bucket has refused none recently. Most is the rate at the last
+	// refusal that made the limit fall.
 	PerSecond float64 `json:"requests_per_s"`
 	Most      float64 `json:"refused_at_per_s"`
 	Served    float64 `json:"served_per_s"`       // recently
@@ -142,7 +148,8 @@ func (b *Budget) Limits() []Limit {
 	return list
 }
 
-// Constants of the learning. Changes are judged by the simulations in budget_test.go.
+// Constants of the learning. Changes are judged by the simulations in budget_test.go
+// and background_test.go.
 const (
 	// A limit goes down by cutPer times the share of requests refused since the last
 	// decrease, within these bounds. A bucket that refuses one of many requests is nearly
@@ -150,11 +157,22 @@ const (
 	cutPer   = 15.0
 	leastCut = 0.03
 	mostCut  = 0.15
-	// period is how long a limit takes to return to the rate of the last refusal: CUBIC's
+	// tolerated is the share of refusals that a bucket may make at any rate. The limit goes
+	// down when patience more were refused than that. This is a CUSUM test (Page:
+	// "Continuous inspection schemes", 1954). It needs no window, so it answers after as
+	// many refusals at each rate. With 3 % refused by chance, one refusal in 50,000 makes
+	// the limit fall. A lower patience would cost throughput there, a higher one more
+	// refusals at a real limit.
+	tolerated = 0.06
+	patience  = 8.0
+	// If more than the share collapse is refused at less than twice the former rate, what
+	// the bucket allowed before is of no use, and the limit is searched for as at first.
+	collapse = 1.0 / 3
+	// period is how long a limit takes to return to the rate of the last decrease: CUBIC's
 	// K.
 	period = 10 * time.Second
-	// doubling is how long a limit takes to double between the first refusal and the next
-	// one, while its true value is unknown.
+	// doubling is how long a limit takes to double while its true value is unknown: after
+	// the first refusal, after a collapse, and beyond twice the rate of the last decrease.
 	doubling = 2 * time.Second
 	// leastRate is the minimum of a limit, so that every request is served some time, and
 	// the bucket is probed for changes.
@@ -209,12 +227,15 @@ type limit struct {
 	halved time.Time
 
 	rate    float64       // requests a second; 0: no limit
-	most    float64       // rate at the last refusal
+	most    float64       // rate at the last decrease
 	down    time.Time     // time of the last decrease
 	grown   time.Duration // time since then in which requests waited: the time of CUBIC's curve
 	cut     float64       // share of the last decrease
-	asked   float64       // requests answered since then
-	guessed bool          // most is a guess, made when there was no limit yet
+	asked   float64       // requests begun and answered since then
+	denied  float64       // those of them that were refused
+	excess  float64       // of refusals over what is tolerated; 0 or more
+	fell    time.Time     // time of the last decrease that other nodes follow
+	guessed bool          // most is a guess, and the rate doubles
 	moved   time.Time     // time up to which rate and tokens are computed
 	tokens  float64       // requests that may begin at once; negative after a decrease
 	paused  time.Time     // no request begins before it
@@ -352,12 +373,20 @@ func (b *budgeted) leave(class Class, key string, began time.Time, err error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	l := b.findLocked(class, key)
-	l.asked++
+	present := l.rate == 0 || began.After(l.down) // else it was begun at the former, higher rate
+	if present {
+		l.asked++
+		l.excess = max(l.excess-tolerated, 0)
+	}
 	if throttled == nil {
 		l.served.add(now)
 		return
 	}
-	l.refusedLocked(key, began, now, throttled.After)
+	if present {
+		l.denied++
+		l.excess++
+	}
+	l.refusedLocked(key, now, throttled.After, present)
 }
 
 // shareLocked scales the limits when the number of nodes changes.
@@ -443,12 +472,13 @@ func (l *limit) movedLocked(now time.Time) {
 			l.rate *= math.Exp2(past.Seconds() / doubling.Seconds())
 			return
 		}
-		// CUBIC around the last refusal: x is -1 at the decrease, 0 at the rate of the refusal.
+		// CUBIC around the last decrease: x is -1 at the decrease, 0 at the rate before it.
 		x, by := l.grown.Seconds()/period.Seconds()-1, mostCut
 		if x < 0 {
 			by = l.cut
 		}
 		l.rate = max(l.rate, l.most*(1+by*x*x*x))
+		l.guessed = l.rate >= 2*l.most
 	}
 }
 
@@ -503,7 +533,7 @@ func (l *limit) wakeLocked(now time.Time) {
 
 // refusedLocked records a request that the bucket refused. It may divide the limit, pause
 // it, and decrease it.
-func (l *limit) refusedLocked(key string, began, now time.Time, after time.Duration) {
+func (l *limit) refusedLocked(key string, now time.Time, after time.Duration, present bool) {
 	l.throttled++
 	l.refused = now
 	if l.rate > 0 {
@@ -514,11 +544,8 @@ func (l *limit) refusedLocked(key string, began, now time.Time, after time.Durat
 			}
 		}
 		if own := l.splitLocked(key, now); own != nil {
-			l = own
-			l.asked++
+			l, present = own, false
 			l.throttled++
-			l.refused = now
-			began = now // so that the new limit goes down at once
 		}
 	}
 	if after > 0 {
@@ -526,26 +553,34 @@ func (l *limit) refusedLocked(key string, began, now time.Time, after time.Durat
 			l.paused = until
 		}
 	}
-	if !began.After(l.down) && l.rate > 0 {
-		return // it was begun at the former, higher rate
+	l.movedLocked(now)
+	switch {
+	case !present:
+	case l.rate == 0, !l.guessed && l.denied == 1 && l.grown >= period/2:
+		// Nothing was refused until the curve was within 2 % of the former rate.
+		l.downLocked(min(max(cutPer/max(l.asked, 1), leastCut), mostCut), now)
+	case l.excess >= patience:
+		l.downLocked(mostCut, now)
+		l.fell = now
 	}
-	l.downLocked(now)
 }
 
-// downLocked decreases the limit. The new maximum is the rate that the bucket really
-// served, if that is known to be lower.
-func (l *limit) downLocked(now time.Time) {
-	l.movedLocked(now)
+// downLocked decreases the limit by a share. The new maximum is the rate that the bucket
+// really served, if that is known to be lower. The limit must have moved to now.
+func (l *limit) downLocked(cut float64, now time.Time) {
 	served := l.served.rate(now)
-	if l.guessed = l.rate == 0; l.guessed {
+	collapsed := l.excess >= patience && l.denied >= collapse*l.asked && l.rate < 2*l.most
+	l.guessed = l.rate == 0 || collapsed
+	if l.rate == 0 {
 		l.most = served
 	} else {
-		l.most = min(l.rate, max(served, l.rate*(1-2*mostCut)))
+		// Few may be served only because little was asked for. So the rate that was allowed
+		// before bounds the decrease, unless it was cut only just.
+		l.most = min(l.rate, max(served, min(l.most, l.rate*(1-2*mostCut))))
 	}
-	l.cut = min(max(cutPer/max(l.asked, 1), leastCut), mostCut)
 	l.most = max(l.most, leastRate)
-	l.rate = max((1-l.cut)*l.most, leastRate)
-	l.down, l.grown, l.asked = now, 0, 0
+	l.rate = max((1-cut)*l.most, leastRate)
+	l.down, l.grown, l.cut, l.asked, l.denied, l.excess = now, 0, cut, 0, 0, 0
 	l.tokens = min(l.tokens, 0)
 	if l.moved.Before(now) {
 		l.moved = now

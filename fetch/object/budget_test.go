@@ -21,6 +21,7 @@ type refusing struct {
 	mu     sync.Mutex
 	rng    *rand.Rand
 	parts  []*part
+	share  float64       // of the requests that it refuses at any rate
 	after  time.Duration // that it says with refusals
 	asked  int64
 	denied int64
@@ -59,9 +60,9 @@ func (b *refusing) ask(ctx context.Context, key string) error {
 	b.mu.Unlock()
 	sleep(ctx, latency/2)
 	b.mu.Lock()
-	ok := true
+	ok := b.rng.Float64() >= b.share
 	for _, p := range b.parts {
-		if len(key) >= len(p.prefix) && key[:len(p.prefix)] == p.prefix {
+		if ok && len(key) >= len(p.prefix) && key[:len(p.prefix)] == p.prefix {
 			ok = p.take(time.Now())
 			break
 		}
@@ -202,8 +203,8 @@ func TestBudgetOfManyRates(t *testing.T) {
 					refused := float64(under.denied) / float64(under.asked)
 					t.Logf("used %.3f of what is allowed, refused %.4f, longest wait %v", used, refused,
 						time.Duration(l.longest.Load()))
-					if used < 0.9 || refused > 0.02 {
-						t.Errorf("used %.3f of what is allowed, want 0.9 or more; %.4f refused, want 0.02 or less", used, refused)
+					if used < 0.9 || refused > 0.05 {
+						t.Errorf("used %.3f of what is allowed, want 0.9 or more; %.4f refused, want 0.05 or less", used, refused)
 					}
 					if longest := time.Duration(l.longest.Load()); longest > 20*time.Second {
 						t.Errorf("a request waited for %v", longest)
@@ -269,8 +270,8 @@ func TestBudgetFollows(t *testing.T) {
 		}
 		cancel()
 		wg.Wait()
-		if refused := float64(under.denied) / float64(under.asked); refused > 0.02 {
-			t.Errorf("%.4f of the requests were refused, want 0.02 or less", refused)
+		if refused := float64(under.denied) / float64(under.asked); refused > 0.05 {
+			t.Errorf("%.4f of the requests were refused, want 0.05 or less", refused)
 		}
 	})
 }
@@ -336,8 +337,8 @@ func TestBudgetOfWholeBucket(t *testing.T) {
 				t.Errorf("there is a limit %+v", l)
 			}
 		}
-		if refused := float64(under.denied) / float64(under.asked); refused > 0.02 {
-			t.Errorf("%.4f of the requests were refused, want 0.02 or less", refused)
+		if refused := float64(under.denied) / float64(under.asked); refused > 0.05 {
+			t.Errorf("%.4f of the requests were refused, want 0.05 or less", refused)
 		}
 	})
 }
@@ -436,8 +437,8 @@ func TestBudgetIsShared(t *testing.T) {
 		if all < 0.9*900 {
 			t.Errorf("the nodes make %.0f a second of 900 together", all)
 		}
-		if refused := float64(under.denied) / float64(under.asked); refused > 0.02 {
-			t.Errorf("%.4f of the requests were refused, want 0.02 or less", refused)
+		if refused := float64(under.denied) / float64(under.asked); refused > 0.05 {
+			t.Errorf("%.4f of the requests were refused, want 0.05 or less", refused)
 		}
 		limitOf := func(i int) float64 {
 			if err := buckets[i].Range(t.Context(), "a", schema.ObjectVersion{}, 0, nil); err != nil {

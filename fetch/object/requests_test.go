@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -139,5 +140,38 @@ func TestBudgetOfAServer(t *testing.T) {
 		if l.Class == "reads" && (l.PerSecond == 0 || l.Waits == 0) {
 			t.Errorf("nothing was learned: %+v", l)
 		}
+	}
+}
+
+// TestBudgetOfAServerThatRefusesAShare: a server refuses 1 % of the requests at any rate, and the others are answered in
+// time. A limit that fell at each refusal would be about 20 requests a second after 3,000, and the context would end.
+func TestBudgetOfAServerThatRefusesAShare(t *testing.T) {
+	s, requests, b := served(t, objecttest.Config{})
+	s.PutObject("bucket", "a", make([]byte, 100))
+	slow := objecttest.SlowDown()
+	slow.Share = 0.01
+	s.Fail(slow)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	var wg sync.WaitGroup
+	var left atomic.Int64
+	left.Store(10_000)
+	for range 16 {
+		wg.Go(func() {
+			buf := make([]byte, 100)
+			for left.Add(-1) >= 0 {
+				err := b.Range(ctx, "a", schema.ObjectVersion{}, 0, buf)
+				if _, throttled := errors.AsType[*object.ThrottledError](err); err != nil && !throttled {
+					t.Error(err)
+					return
+				}
+			}
+		})
+	}
+	wg.Wait()
+	u := requests.Usage()[0]
+	t.Logf("%+v, %+v", u.Counts, u.Limits)
+	if u.Throttled == 0 || u.Throttled != s.Counts().Failed {
+		t.Errorf("%d refusals counted, the server has made %d", u.Throttled, s.Counts().Failed)
 	}
 }

@@ -13,7 +13,10 @@ type Share struct {
 	Prefix string  `json:"prefix,omitempty"`
 	Class  string  `json:"class"`
 	Rate   float64 `json:"rate"` // requests a second
-	Most   float64 `json:"most"` // requests a second at which the bucket refused one
+	Most   float64 `json:"most"` // requests a second at the last decrease
+	// Fell is how many milliseconds ago the limit fell because more was refused than is
+	// tolerated. 0: it did not in the last 10 s.
+	Fell int64 `json:"fell_ms,omitzero"`
 }
 
 // shareKey names the limit that a share belongs to.
@@ -33,6 +36,9 @@ const (
 	// second, so several may be lost.
 	wantsFor = 5 * time.Second
 	heardFor = 10 * time.Second
+	// followed is how much later than a node's own decrease another node's must be for the
+	// node to follow it. Nodes that fall because of the same refusals fall once.
+	followed = 2 * time.Second
 	// maxHeard bounds the nodes whose shares are stored, and maxShares the shares of
 	// each.
 	maxHeard  = 4096
@@ -54,14 +60,34 @@ func (b *Budget) Hear(node any, shares []Share) {
 	b.heard[node] = heard{time.Now(), slices.Clone(shares[:min(len(shares), maxShares)])}
 }
 
-// sum adds up the shares of several nodes in a limit.
-type sum struct{ nodes, rate, most float64 }
+// sum adds up the shares of several nodes in a limit, and has the last time at which one
+// of them fell.
+type sum struct {
+	nodes, rate, most float64
+	fell              time.Time
+}
+
+func (o *sum) add(s *Share, heard time.Time) {
+	o.nodes++
+	o.rate += s.Rate
+	o.most += s.Most
+	if s.Fell <= 0 || s.Fell > heardFor.Milliseconds() {
+		return
+	}
+	if fell := heard.Add(-time.Duration(s.Fell) * time.Millisecond); fell.After(o.fell) {
+		o.fell = fell
+	}
+}
 
 // Shares returns the rates that this node allows itself under the limits where its
 // requests wait, to be sent to the other nodes. The caller calls it about once a second.
 // Before, each of these limits becomes the mean of its own rate and those of other nodes.
 // So a node that was refused shares its decrease with the others, and takes part in their
 // increase. All nodes end with about the same rate without any of them knowing the total.
+//
+// If a node's limit falls because more was refused than is tolerated, those of the others
+// fall too. If each node fell by itself, the rest would keep the bucket at its limit, no
+// node would see it refuse less, and as much as is tolerated would be refused all the time.
 func (b *Budget) Shares() []Share {
 	now := time.Now()
 	others := map[shareKey]sum{}
@@ -77,7 +103,8 @@ func (b *Budget) Shares() []Share {
 				continue // no rate that a node can have learned
 			}
 			o := others[s.key()]
-			others[s.key()] = sum{o.nodes + 1, o.rate + s.Rate, o.most + s.Most}
+			o.add(s, h.at)
+			others[s.key()] = o
 		}
 	}
 	buckets := make([]*budgeted, 0, len(b.buckets))
@@ -93,7 +120,11 @@ func (b *Budget) Shares() []Share {
 			for prefix, l := range of.limits[class] {
 				key := shareKey{of.url, prefix, l.class.String()}
 				if l.evenLocked(others[key], now); l.rate > 0 && l.wantsLocked(now) {
-					list = append(list, Share{of.url, prefix, key.class, l.rate, l.most})
+					share := Share{of.url, prefix, key.class, l.rate, l.most, 0}
+					if past := now.Sub(l.fell); past < heardFor {
+						share.Fell = max(past.Milliseconds(), 1)
+					}
+					list = append(list, share)
 				}
 			}
 		}
@@ -129,7 +160,8 @@ func (b *budgeted) divideLocked(others map[shareKey]sum, now time.Time) {
 	}
 }
 
-// evenLocked sets the limit to the mean of its own rate and those of other nodes. A node
+// evenLocked sets the limit to the mean of its own rate and those of other nodes, or lets
+// it fall as that of another node fell. A node
 // without a limit, which nothing was refused to yet, takes over theirs if it sends more
 // than they do.
 func (l *limit) evenLocked(others sum, now time.Time) {
@@ -144,7 +176,11 @@ func (l *limit) evenLocked(others sum, now time.Time) {
 			l.rate, l.most, l.guessed = mean, others.most/others.nodes, false
 			l.cut, l.grown, l.down, l.refused = leastCut, period, now, now
 		}
-	case l.wantsLocked(now):
+	case !l.wantsLocked(now):
+	case others.fell.After(l.down.Add(followed)):
+		// The mean comes in the next second, when the shares of all are those after the fall.
+		l.downLocked(mostCut, now)
+	default:
 		l.rate = (l.rate + others.rate) / (others.nodes + 1)
 		l.most = (l.most + others.most) / (others.nodes + 1)
 		l.grantLocked(now)

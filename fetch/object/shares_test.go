@@ -100,7 +100,7 @@ func TestBudgetOfManyNodes(t *testing.T) {
 					}
 					refused := float64(under.denied) / float64(under.asked)
 					t.Logf("%.0f a second of %d, refused %.4f, nodes %.1f to %.1f", all, rate, refused, least, most)
-					if all < 0.9*rate || refused > 0.03 || least < 0.8*most {
+					if all < 0.9*rate || refused > 0.05 || least < 0.8*most {
 						t.Errorf("%d nodes make %.0f a second of %d, %.1f to %.1f each, and are refused %.4f", n, all, rate, least,
 							most, refused)
 					}
@@ -146,8 +146,8 @@ func TestBudgetOfNodesByPrefix(t *testing.T) {
 }
 
 // TestSharesOfOthers: the shares of a node are valid until it sends others, or nothing
-// for long. Rates that no node can have do not move a limit, and an idle node sends no
-// shares.
+// for long. Rates and times that no node can have do not move a limit. A decrease of another
+// node is followed once. An idle node sends no shares.
 func TestSharesOfOthers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		under := newRefusing(t, &part{rate: 100, burst: 20})
@@ -178,6 +178,22 @@ func TestSharesOfOthers(t *testing.T) {
 		s.budgets[0].Hear("other", []object.Share{less})
 		if now := s.budgets[0].Shares()[0].Rate; math.Abs(now/before-2.0/3) > 0.02 {
 			t.Errorf("with a node that has a third, %g became %g, want the mean", before, now)
+		}
+		under.mu.Lock()
+		under.parts[0].rate = 0 // so that the node's own last decrease is older than the other's
+		under.mu.Unlock()
+		sleep(ctx, 3*time.Second)
+		for _, c := range []struct {
+			fell  int64
+			falls bool
+		}{{-5, false}, {math.MaxInt64, false}, {math.MaxInt64 / int64(time.Millisecond), false}, {100, true}, {100, false}} {
+			now := s.budgets[0].Shares()[0]
+			same := now
+			same.Fell = c.fell
+			s.budgets[0].Hear("other", []object.Share{same})
+			if after := s.budgets[0].Shares()[0]; (after.Rate < 0.9*now.Rate) != c.falls {
+				t.Errorf("another node fell %d ms ago, and the limit goes from %g to %g", c.fell, now.Rate, after.Rate)
+			}
 		}
 		s.budgets[0].Hear("other", nil)
 		before = s.budgets[0].Shares()[0].Rate
