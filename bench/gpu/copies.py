@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Iterable
 from typing import Any
 
-import bowstring
 import torch
 from bowstring.torch import BowstringDataset
 from torch.utils.data import DataLoader
 
 from gpu.images import CROP
 from gpu.ring import Ring
+from gpu.served import photographs
 from gpu.sizes import Sizes
 
 READ_ONLY = 8  # cudaHostRegisterReadOnly: the server has sealed its memory against writes of others
@@ -25,14 +26,13 @@ class Copies:
         self._sizes, self._device = sizes, device
         self._cuda = device.type == "cuda"
 
-    def rates(self, url: str) -> dict[str, float]:
-        """GB/s by kind of memory. The server shares memory with this process."""
+    def plain(self) -> dict[str, float]:
+        """GB/s of ordinary and of pinned memory."""
         ordinary = torch.randint(0, 256, (self._sizes.copy,), dtype=torch.uint8)
         pinned = ordinary.pin_memory() if self._cuda else ordinary
         return {
             "pageable": self._rate([ordinary] * self._sizes.copies),
             "pinned": self._rate([pinned] * self._sizes.copies),
-            "ring": self._ring(url),
         }
 
     def _rate(self, sources: Iterable[torch.Tensor]) -> float:
@@ -55,8 +55,8 @@ class Copies:
         if self._cuda:
             torch.cuda.synchronize()
 
-    def _ring(self, url: str) -> float:
-        """Batches of pixels that the server has written to its ring, which is registered once."""
+    def ring(self, url: str) -> float:
+        """GB/s of batches of pixels that the server has written to its ring, which is registered once."""
         batches = self._batches(url)
         first = next(batches)["image"]
         ring = Ring(first.data_ptr())
@@ -80,7 +80,7 @@ class Copies:
         return view
 
     def _batches(self, url: str) -> Any:
-        photos = bowstring.connect(url).dataset("photos").operators({"image": CROP}).columns(["image"])
+        photos = photographs(url).operators({"image": CROP}).columns(["image"])
         dataset = BowstringDataset(photos, shuffle=7, global_batch_size=self._sizes.batch, rank=0, world_size=1)
         loader: DataLoader[Any] = DataLoader(dataset, batch_size=None)
         while True:
@@ -89,7 +89,12 @@ class Copies:
     def _register(self, ring: Ring) -> None:
         if self._cuda:
             runtime: Any = torch.cuda.cudart  # without types
-            torch.cuda.check_error(int(runtime().cudaHostRegister(ring.address, ring.size, READ_ONLY)))
+            try:
+                torch.cuda.check_error(int(runtime().cudaHostRegister(ring.address, ring.size, READ_ONLY)))
+            except RuntimeError:
+                with contextlib.suppress(RuntimeError):  # CUDA reports the error once more, at the next launch
+                    torch.zeros(1, device=self._device)
+                raise
 
     def _unregister(self, ring: Ring) -> None:
         if self._cuda:

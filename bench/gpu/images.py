@@ -15,6 +15,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from gpu.pace import Feed, Tensors, rate
+from gpu.served import photographs
 from gpu.sizes import Sizes
 
 CROP: list[dict[str, Any]] = [
@@ -126,8 +127,7 @@ class Images:
         elif decoder != "nvjpeg":
             more["decode"] = Decoder(decoder)
         dataset = BowstringDataset(
-            url,
-            "photos",
+            photographs(url),
             columns=["image", "label"],
             shuffle=7,
             global_batch_size=self._sizes.batch,

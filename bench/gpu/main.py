@@ -126,11 +126,16 @@ class Run:
     def _copy(self, url: str) -> None:
         from gpu.copies import Copies
 
-        found = Copies(self._sizes, self._device).rates(url)
-        for kind, rate in found.items():
+        copies = Copies(self._sizes, self._device)
+        found = copies.plain()
+
+        def add(kind: str, rate: float) -> None:
             self._results.add("copies", kind, "gb_per_s", value=rate)
-        for kind in ("pageable", "ring"):
-            self._results.add("copies", kind, "share_of_pinned", value=found[kind] / found["pinned"])
+            self._results.add("copies", kind, "share_of_pinned", value=rate / found["pinned"])
+
+        for kind, rate in found.items():
+            add(kind, rate)
+        self._results.attempt("copies/ring", lambda: add("ring", copies.ring(url)))
 
     def _photographs(self, images: Images, url: str, *place: str) -> None:
         from gpu.images import missing

@@ -17,7 +17,13 @@ from gpu.sizes import Sizes
 
 DELAYS = 0, 20, 150  # milliseconds of a round trip to the store
 TRANSPORTS = "tcp", "shared"
+PIECE = 64 << 20  # bytes; a batch of pixels has 39 MB
 TOKENS = 257  # a token is a byte and 1; 0 is padding
+
+
+def photographs(url: str) -> bowstring.Dataset:
+    """The photographs at a server. A batch of pixels comes in one piece, so that the client copies nothing."""
+    return bowstring.connect(url).dataset("photos").options(batch_bytes=PIECE)
 
 
 class Data:
