@@ -51,7 +51,9 @@ def browser() -> Iterator[Browser]:
     except RuntimeError as why:
         pytest.fail(str(why))
     with sync_playwright() as playwright:
-        found = playwright.chromium.launch(executable_path=path, args=["--no-sandbox", "--disable-dev-shm-usage"])
+        found = playwright.chromium.launch(
+            executable_path=path, args=["--no-sandbox", "--disable-dev-shm-usage"], timeout=1000 * PATIENCE
+        )
         yield found
         found.close()
 
