@@ -185,28 +185,28 @@ RACED = $(filter-out $(ALONE) bowstring/fetch/store/cql,$(shell $(GO) list ./...
 
 .PHONY: test-go
 test-go: go-check ## Go tests that need no race detector: pure packages, and those that compute or kill processes.
-	@$(STAGE) --go test-go-pure $(GO_TEST) -timeout 20m $(ALONE)
-	@$(STAGE) --go test-go-plain $(GO_TEST) -timeout 20m -run '^($(PLAIN))$$' $(PLAIN_IN)
+	@$(STAGE) --go test-go-pure $(GO_TEST) -timeout 40m $(ALONE)
+	@$(STAGE) --go test-go-plain $(GO_TEST) -timeout 40m -run '^($(PLAIN))$$' $(PLAIN_IN)
 
 .PHONY: test-race
 test-race: go-check cc-check ## All other Go tests, under the race detector.
-	@$(STAGE) --go test-race $(GO_TEST) -timeout 20m -race -skip '^($(PLAIN))$$' $(RACED)
+	@$(STAGE) --go test-race $(GO_TEST) -timeout 40m -race -skip '^($(PLAIN))$$' $(RACED)
 
 .PHONY: test-cassandra
 test-cassandra: go-check cc-check ## fetch/store/cql against a real Cassandra from Maven Central (needs Java 17 and Maven).
-	@$(STAGE) --go test-cassandra tests/cassandra/cassandra.sh with $(GO_TEST) -timeout 20m -tags cassandra -race $(CQL)
+	@$(STAGE) --go test-cassandra tests/cassandra/cassandra.sh with $(GO_TEST) -timeout 40m -tags cassandra -race $(CQL)
 
 # Tests against real object stores have a name that begins with TestReal, in files of the build tag objects.
 OBJECTS_IN = $(shell grep -rlE '^//go:build objects$$' --include=*_test.go cmd fetch | xargs -r -n 1 dirname | sort -u | sed 's|^|./|')
 
 .PHONY: test-objects
 test-objects: go-check ## The tests that read and write buckets, against real servers of S3 and Google Cloud Storage from their Go modules.
-	@$(STAGE) --go test-objects tests/objects/objects.sh with $(GO_TEST) -timeout 20m -tags objects -run '^TestReal' -skip 'Azure|Stress' $(OBJECTS_IN)
+	@$(STAGE) --go test-objects tests/objects/objects.sh with $(GO_TEST) -timeout 40m -tags objects -run '^TestReal' -skip 'Azure|Stress' $(OBJECTS_IN)
 
 .PHONY: nightly-objects
 nightly-objects: go-check cc-check ## The same under the race detector, against Azurite, too, a server of Azure Blob Storage from npm (needs Node.js), and 32 writers at once for some seconds.
 	@$(STAGE) --go nightly-objects sh -e -c 'tests/objects/objects.sh fetch-azurite; \
-	  tests/objects/objects.sh with $(GO_TEST) -timeout 20m -tags objects -race -run "^TestReal" $(OBJECTS_IN)'
+	  tests/objects/objects.sh with $(GO_TEST) -timeout 40m -tags objects -race -run "^TestReal" $(OBJECTS_IN)'
 
 .PHONY: nightly-bucket
 nightly-bucket: go-check cc-check ## 32 writers at a store in a bucket of a real server for ten minutes, killed and cut (BOWSTRING_STRESS=10m).
