@@ -170,7 +170,7 @@ cycle["itself"] = cycle
 del cycle
 pid = os.fork()
 if pid == 0:
-    signal.alarm(20)
+    signal.alarm(120)
     gc.collect()
     made = bowstring.connect(sys.argv[1]).dataset("photos").columns(["position"]).to_arrow()
     os._exit(0 if made.num_rows == 300 else 1)

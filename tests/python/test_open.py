@@ -333,7 +333,7 @@ def test_an_end_when_idle(photographs: Path, monkeypatch: pytest.MonkeyPatch) ->
         first = pid()
         opened.client.close()
         while server().running() == first:
-            time.sleep(1.2)  # looking is being connected
+            time.sleep(1.5)  # looking is being connected
         assert contents(opened) == files(photographs)
         assert pid() != first
     assert "idle" in server().log.read_text()
