@@ -93,7 +93,7 @@ func TestWrongWaysIn(t *testing.T) {
 	if _, err := auth.RevokeToken(d.tokens, tokenID(revoked)); err != nil {
 		t.Fatal(err)
 	}
-	soon := d.token(auth.Token{Principal: "bob", Expires: time.Now().Add(time.Second)})
+	soon := d.token(auth.Token{Principal: "bob", Expires: time.Now().Add(3 * time.Second)})
 	last := d.token(auth.Token{Principal: "dave"})
 	d.await(func() bool { return d.known(last) && !d.known(soon) && !d.known(revoked) })
 

@@ -46,7 +46,7 @@ func TestSharedLapses(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	must(s.PutLease(ctx, "c", "node", []byte("l"), 10*time.Second))
+	must(s.PutLease(ctx, "c", "node", []byte("l"), 10*time.Minute))
 	must(s.PutLayout(ctx, "name", []byte("r"), time.Hour))
 	_, err := s.ReserveLayout(ctx, "c", "plan", 1, "name", time.Hour)
 	must(err)
@@ -64,9 +64,9 @@ func TestSharedLapses(t *testing.T) {
 		}
 	}
 	see(1, true, "name")
-	server.SetClock(9 * time.Second)
+	server.SetClock(5 * time.Minute)
 	see(1, true, "name")
-	server.SetClock(12 * time.Second)
+	server.SetClock(12 * time.Minute)
 	see(0, true, "name")
 	server.SetClock(2 * time.Hour)
 	see(0, false, "")
