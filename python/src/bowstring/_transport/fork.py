@@ -6,9 +6,10 @@ before this process forks, each FlightClient that the package holds is released,
 milliseconds. Streams are released, too, because their memory may be a server's, and continue by their tickets.
 PyTorch's DataLoader forks.
 
-The program may have objects of gRPC's, too, such as a FlightClient of its own. If a child destroyed its copy, gRPC
-would join threads that only the parent has, and the child would hang or end with SIGABRT. The garbage collector may
-destroy the copy at any time. So if gRPC has threads at the fork, the child never collects what its parent has made.
+The program may have objects of gRPC's, too, such as a FlightClient of its own. A FlightClient joins a thread when it is
+destroyed. Only the parent has that thread, so a child that destroyed its copy would hang or end with SIGABRT. The
+garbage collector may destroy the copy at any time. So if gRPC has threads at the fork, the child never collects what
+its parent has made.
 """
 
 from __future__ import annotations
