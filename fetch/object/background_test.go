@@ -43,7 +43,7 @@ func TestBudgetTellsRefusalsApart(t *testing.T) {
 		{"1 % at 3,300 a second", always(0, 0.01, 20, 40), 1, 100, 0, 0.005},
 		{"3 % at 3,300 a second", always(0, 0.03, 20, 40), 1, 100, 0, 0.005},
 
-		{"5 allowed", always(5, 0, 60, 600), 1, 20, 0, 0.06},
+		{"5 allowed", always(5, 0, 60, 600), 1, 20, 0, 0.1},
 		{"50 allowed", always(50, 0, 60, 300), 1, 50, 0, 0.04},
 		{"1,000 allowed", always(1000, 0, 20, 60), 1, 200, 0, 0.03},
 		{"50 allowed, 1 %", always(50, 0.01, 60, 300), 1, 50, 0, 0.04},
