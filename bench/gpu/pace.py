@@ -14,7 +14,7 @@ import torch
 
 Tensors = tuple[torch.Tensor, ...]
 AHEAD = 2  # batches on the device that wait, and steps that the device has not done
-STALLED_S = 60.0  # after which a feed that gives nothing has failed
+STALLED_S = 30.0  # after which a feed that gives nothing has failed; 14 workers start in some seconds
 
 
 class Feed:
@@ -52,7 +52,10 @@ class Feed:
                 return
 
     def __next__(self) -> Tensors:
-        item = self._ready.get(timeout=STALLED_S)
+        try:
+            item = self._ready.get(timeout=STALLED_S)
+        except queue.Empty:
+            raise TimeoutError(f"no batch came in {STALLED_S:.0f} s") from None
         if isinstance(item, Exception):
             raise item
         tensors, copied = item
