@@ -171,7 +171,7 @@ PLAIN := $(subst $(empty) $(empty),|,$(strip \
   TestChurn TestCrowdInLittleMemory TestServedWithoutBlobs TestPaceSimulated TestRowsAreTheSameHoweverTheyAreRead \
   TestAlterProperty TestZones TestClusterChurn TestHostileBytesBetweenNodes \
   TestBudgetOfManyRates TestBudgetOfPrefixes TestBudgetOfWholeBucket TestBudgetIsShared TestBudgetIsFair TestBudgetFollows \
-  TestBudgetOfManyNodes TestBudgetOfNodesByPrefix TestBudgetOfAServer TestManyKeys \
+  TestBudgetOfManyNodes TestBudgetTellsRefusalsApart TestBudgetOfNodesByPrefix TestBudgetOfAServer TestManyKeys \
   TestConformanceFaults TestConformanceDirectory TestLostAnswers TestCopyEndsAnywhere TestRebuildKilled TestDamagedStaysReadable \
   TestIndexesThatDiffer TestIndexesOfLargeTars TestListRanges TestListRangesOfMany TestLargeImage TestDamagedChunks TestMDSWalk \
   TestDecompressionBombs TestMDSBombs TestChunkBombs TestManyBadRows TestKeySorter TestDamagedParquet TestRoundTrip TestAttachResumes TestAttachUpdateShards TestAttachLazy \
