@@ -48,6 +48,7 @@ def test_says_that_torch_is_missing(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)  # it takes 47 s of CPU time
 def test_the_folder_runs(binary: Path, lab: Path, tmp_path: Path) -> None:
     """Each part has its figures, and what needs a GPU is left out with the reason."""
     made = wheel(stripped(binary, tmp_path), tmp_path)
