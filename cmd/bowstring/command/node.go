@@ -69,6 +69,7 @@ type limits struct {
 	rights      bucketRights // credentials and tenants of buckets
 	cluster     *clusterPart // configuration as a node of a cluster, or nil
 	lineage     *lineage.Log // or nil; the caller closes it after the node
+	serves      bool         // until a signal, and not for one command
 }
 
 // check sets the defaults of the server's options, and returns an error for invalid ones.
@@ -95,7 +96,7 @@ func newNode(ctx context.Context, dir string, create bool, l limits, far Far, lo
 	// A store in a directory is as fast as the spill. A spill on it is for attached data
 	// only, and is rejected if there is none.
 	near := l.spill.dir != "" && l.spill.near
-	store, err := openFarStore(ctx, dir, create && !near, far, readBuckets{l.flight.Requests, l.buckets, l.rights}, log)
+	store, err := openFarStore(ctx, dir, create && !near, far, readBuckets{l.flight.Requests, l.buckets, l.rights, l.serves}, log)
 	if err != nil {
 		return nil, err
 	}

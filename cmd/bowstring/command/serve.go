@@ -154,6 +154,7 @@ func (s *running) configure(ctx context.Context) (err error) {
 		evaluation:  int64(s.EvaluationMemory),
 		maxReads:    s.MaxReads,
 		readTimeout: s.ReadTimeout,
+		serves:      true,
 		flight: flight.Options{
 			MaxStreams:     s.MaxStreams,
 			MaxConnections: connectionsFor(s.MaxStreams),
@@ -292,13 +293,17 @@ func (s *running) open(ctx context.Context) (_ net.Listener, err error) {
 		return nil, errors.Join(err, s.observed.close(), s.node.release())
 	}
 	// The store is prepared before the server announces itself. The first streams would
-	// otherwise pay for it.
-	s.prepare(ctx)
+	// otherwise pay for it. A node joins its cluster at the same time, because either takes
+	// some round trips to the store.
+	var preparing sync.WaitGroup
+	preparing.Go(func() { s.prepare(ctx) })
 	if s.node.members != nil {
-		if err := s.join(ctx, listener.Addr()); err != nil {
-			return nil, errors.Join(fmt.Errorf("cannot be a node of cluster %s: %w", s.Cluster, err), listener.Close(),
-				s.observed.close(), s.node.release())
-		}
+		err = s.join(ctx, listener.Addr())
+	}
+	preparing.Wait()
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("cannot be a node of cluster %s: %w", s.Cluster, err), listener.Close(),
+			s.observed.close(), s.node.release())
 	}
 	return listener, nil
 }

@@ -160,6 +160,7 @@ type readBuckets struct {
 	requests *object.Requests // counts and limits the requests
 	allowed  bucketList       // the buckets that may be read
 	rights   bucketRights     // their credentials
+	serves   bool             // many reads of the store follow
 }
 
 // bucketList names buckets by their URLs, or by beginnings of URLs followed by a star. A
@@ -215,7 +216,7 @@ func openFarStore(ctx context.Context, addr string, create bool, far Far, bucket
 			return nil, err
 		}
 	}
-	below, err := openBelow(ctx, addr, create, far, own, log)
+	below, err := openBelow(ctx, addr, create, far, own, buckets.serves, log)
 	if err != nil {
 		return nil, err
 	}
@@ -231,8 +232,12 @@ func openFarStore(ctx context.Context, addr string, create bool, far Far, bucket
 	}}), nil
 }
 
-// openBelow opens the store without the blobs in attached buckets.
-func openBelow(ctx context.Context, addr string, create bool, far Far, buckets object.Options,
+// connectionsReady is how many connections to a store in a bucket a server makes when it starts. The reads of a first
+// batch need about as many.
+const connectionsReady = 16
+
+// openBelow opens the store without the blobs in attached buckets. A store that serves makes connections in advance.
+func openBelow(ctx context.Context, addr string, create bool, far Far, buckets object.Options, serves bool,
 	log *slog.Logger) (store.Store, error) {
 	if cql.IsURI(addr) {
 		options := cql.Options{Logger: log}
@@ -243,6 +248,9 @@ func openBelow(ctx context.Context, addr string, create bool, far Far, buckets o
 	}
 	if bucket.IsURL(addr) {
 		options := bucket.Options{Logger: log, Bucket: buckets}
+		if serves {
+			options.Connections = connectionsReady
+		}
 		if far != nil {
 			options.Clock = far.Now
 		}

@@ -12,9 +12,9 @@ import (
 // TestOpenRounds: the round trips in sequence until a store is open and prepared, and what many reads at once take
 // then. A round that the machine stretches counts as two, so the test tries again.
 func TestOpenRounds(t *testing.T) {
-	// The store connects, and reads two objects. Then it writes its row, looks for a collection, connects, and uses the
-	// connections. What comes later finds them.
-	const openRounds, readyRounds, readRounds = 2, 2 + 4, 1
+	// The store connects, and reads two objects. Then it writes its row, and looks for a collection. Reads find the
+	// connections.
+	const openRounds, readyRounds, readRounds, connections = 2, 2 + 2, 1, 16
 	server := startServer(t, objecttest.Config{})
 	server.MakeBucket("b")
 	url := at(server, "rounds")
@@ -22,7 +22,7 @@ func TestOpenRounds(t *testing.T) {
 	for range 5 {
 		rounds := &delay.Rounds{}
 		opts := testOptions()
-		opts.Renew = 0
+		opts.Renew, opts.Connections = 0, connections
 		opts.Bucket.Dial = rounds.DialContext
 		s := open(t, url, opts)
 		opened := rounds.Count()
@@ -31,7 +31,7 @@ func TestOpenRounds(t *testing.T) {
 		}
 		ready := rounds.Count()
 		var g errgroup.Group
-		for range connectionsReady {
+		for range connections {
 			g.Go(func() error {
 				_, err := s.format(t.Context())
 				return err

@@ -45,6 +45,9 @@ type Options struct {
 	Lapse time.Duration
 	// Clock returns the current time. Default: time.Now.
 	Clock func() time.Time
+	// Connections is how many more connections Open makes, so that reads that follow need
+	// not wait for them. Each costs a request. Default: none.
+	Connections int
 }
 
 const (
@@ -174,18 +177,24 @@ func over(bucket object.Bucket, prefix string, opts Options) *Store {
 }
 
 // begin reads FORMAT, and prepares the store for use. The state of collections is read at the same time, which saves
-// a round trip. If there is no store of this format, that does not count.
+// a round trip, and connections are made. If there is no store of this format, neither counts.
 func (s *Store) begin(ctx context.Context) error {
 	s.Store = s.protocol()
 	within, cancel := context.WithCancel(ctx)
 	defer cancel()
-	counted := make(chan error, 1)
-	go func() { counted <- s.recount(within) }()
+	var g errgroup.Group
+	g.Go(func() error { return s.recount(within) })
+	for range s.options.Connections { // requests at the same time, each on a connection of its own
+		g.Go(func() error {
+			_, _ = s.bucket.Stat(within, s.key(keyFormat)) // the read of FORMAT says what is wrong
+			return nil
+		})
+	}
 	f, err := s.format(ctx)
 	if err != nil {
 		cancel()
 	}
-	if failed := <-counted; err == nil {
+	if failed := g.Wait(); err == nil {
 		err = failed
 	}
 	if err != nil {
@@ -195,28 +204,14 @@ func (s *Store) begin(ctx context.Context) error {
 	return nil
 }
 
-// connectionsReady is how many connections Prepare opens. The reads of a first batch need about as many.
-const connectionsReady = 16
-
-// Prepare does in advance what would cost the first reader some round trips: it writes the row of this process, and
-// opens connections. The row comes first, because the reading of a snapshot waits for it and not for connections. The
-// bucket has no memory to prepare.
+// Prepare writes the row of this process, which would cost the first reader two round trips. The bucket has no memory
+// to prepare.
 func (s *Store) Prepare(ctx context.Context, _ int64) error {
 	if err := s.enter(ctx); err != nil {
 		return err
 	}
 	defer s.life.RUnlock()
-	if err := s.Ready(ctx); err != nil {
-		return err
-	}
-	g, ctx := errgroup.WithContext(ctx)
-	for range connectionsReady { // requests at the same time, each on a connection of its own
-		g.Go(func() error {
-			_, err := s.bucket.Stat(ctx, s.key(keyFormat))
-			return err
-		})
-	}
-	return g.Wait()
+	return s.Ready(ctx)
 }
 
 // protocol returns a protocol.Store over the bucket.
