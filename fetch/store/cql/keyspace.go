@@ -109,7 +109,10 @@ func Init(ctx context.Context, uri string, opts InitOptions) error {
 // create creates the keyspace and the tables that are missing, and then the state of
 // collections.
 func (s *Store) create(ctx context.Context, replication Replication) (err error) {
-	v, err := s.inspect(ctx)
+	within, cancel := context.WithCancel(ctx)
+	v, err := s.inspect(within)
+	cancel()
+	s.spares.close() // the session is opened much later
 	if err != nil {
 		return err
 	}
@@ -193,7 +196,7 @@ func (s *Store) connectAny(ctx context.Context, hosts []string, timeout time.Dur
 	for _, host := range hosts {
 		cl.Hosts = []string{host}
 		var session *gocql.Session
-		if session, err = connect(ctx, s.connected, cl, func() {}); err == nil {
+		if session, err = connect(ctx, s.connected, cl, nil, func() {}); err == nil {
 			return session, nil
 		}
 		err = s.connectFault(ctx, err)

@@ -210,9 +210,10 @@ func countRounds(t *testing.T) (open, ready int) {
 	return open, ready
 }
 
-// What TestOpenRounds wants: three round trips for what decides the number of connections, nine for the driver's
-// control connection and four for one that has the keyspace, two for the lists of the store; and then three.
+// What TestOpenRounds wants: three round trips for what decides the number of connections, eight for the driver's
+// control connection and three for one that has the keyspace, which are both made by then; two for the lists of the
+// store; and then three.
 const (
-	openRounds  = 18
-	readyRounds = 21
+	openRounds  = 16
+	readyRounds = 19
 )

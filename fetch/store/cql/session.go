@@ -113,7 +113,7 @@ func (s *Store) session(ctx context.Context, keyspace string, conns int) (*gocql
 	cl.NumConns = conns
 	st := s.newSteering(keyspace)
 	cl.PoolConfig.HostSelectionPolicy = st
-	session, err := connect(ctx, s.connected, cl, st.countReplicas)
+	session, err := connect(ctx, s.connected, cl, &s.spares, st.countReplicas)
 	if err != nil {
 		return nil, nil, s.connectFault(ctx, err)
 	}
@@ -198,10 +198,11 @@ func (l driverLogger) write(s string) {
 // connect opens a session and calls ready, which sends a request. If ctx ends before, it returns the cause. The
 // driver takes no context there, but it waits only for connections. Until the session is open, all of them end with
 // ctx. So connect always waits for the driver, which may sleep for a second between attempts. The session's
-// connections end with life.
-func connect(ctx, life context.Context, cl *gocql.ClusterConfig, ready func()) (*gocql.Session, error) {
+// connections end with life. It uses those of spare, which may be nil, before it makes others.
+func connect(ctx, life context.Context, cl *gocql.ClusterConfig, spare *spares, ready func()) (*gocql.Session, error) {
 	own := *cl
 	d := newDialing(&own)
+	d.spare = spare
 	defer d.end(context.Canceled) // for dials still in flight
 	stop := context.AfterFunc(ctx, func() { d.end(context.Cause(ctx)) })
 	defer stop()
@@ -246,6 +247,7 @@ func (p *introduced) Init(s *gocql.Session) {
 // end with its life.
 type dialing struct {
 	dialer Dialer
+	spare  *spares         // or nil
 	ended  context.Context //nolint:containedctx // ends when the opening is cancelled
 	cancel context.CancelCauseFunc
 
@@ -309,7 +311,10 @@ func (d *dialing) bound(ctx context.Context) (_ context.Context, release func())
 func (d *dialing) DialContext(ctx context.Context, network, addr string) (net.Conn, error) {
 	bound, release := d.bound(ctx)
 	defer release()
-	c, err := d.dialer.DialContext(bound, network, addr)
+	c, err := d.spare.take(addr), error(nil)
+	if c == nil {
+		c, err = d.dialer.DialContext(bound, network, addr)
+	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	switch {

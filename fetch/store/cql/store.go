@@ -54,7 +54,8 @@ type Store struct {
 	db       *gocql.Session
 	steering *steering // of db
 	later    later
-	pageRows int // page size for partitions of the catalog
+	spares   spares // of the first session
+	pageRows int    // page size for partitions of the catalog
 
 	// life is read-locked by each call and locked by Close.
 	life   sync.RWMutex
@@ -101,14 +102,7 @@ func open(ctx context.Context, config *Config, opts Options) (_ *Store, err erro
 	}()
 	stop := context.AfterFunc(ctx, s.disconnect) // otherwise closing a half-open session may take long
 	defer stop()
-	v, err := s.inspect(ctx)
-	if err != nil {
-		return nil, err
-	}
-	if err := v.ready(config); err != nil {
-		return nil, err
-	}
-	if err := s.join(ctx, v); err != nil {
+	if err := s.reach(ctx); err != nil {
 		return nil, err
 	}
 	defer func() {
@@ -136,6 +130,21 @@ func open(ctx context.Context, config *Config, opts Options) (_ *Store, err erro
 		return nil, context.Cause(ctx)
 	}
 	return s, nil
+}
+
+// reach checks that there is a store of this format, and connects to it.
+func (s *Store) reach(ctx context.Context) error {
+	within, cancel := context.WithCancel(ctx)
+	defer s.spares.close()
+	defer cancel() // first
+	v, err := s.inspect(within)
+	if err == nil {
+		err = v.ready(s.config)
+	}
+	if err != nil {
+		return err
+	}
+	return s.join(ctx, v)
 }
 
 // ensureDefaults sets fields that are zero to their defaults.

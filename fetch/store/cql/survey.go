@@ -13,6 +13,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/datastax/go-cassandra-native-protocol/frame"
@@ -156,7 +157,7 @@ type bare struct {
 	within  time.Duration       // how long starting may take
 }
 
-// dialBare connects to a host. The caller closes the connection.
+// dialBare connects to a host, and makes spare connections to it. The caller closes the connection.
 func (s *Store) dialBare(ctx context.Context, host string) (*bare, error) {
 	cl, err := s.config.cluster(s.options)
 	if err != nil {
@@ -166,9 +167,12 @@ func (s *Store) dialBare(ctx context.Context, host string) (*bare, error) {
 	if cl.Dialer != nil {
 		dialer = cl.Dialer
 	}
+	spare := ctx
 	ctx, cancel := context.WithTimeout(ctx, cl.ConnectTimeout)
 	defer cancel()
-	conn, err := dialer.DialContext(ctx, "tcp", net.JoinHostPort(host, strconv.Itoa(cl.Port)))
+	address := net.JoinHostPort(host, strconv.Itoa(cl.Port))
+	s.spares.dial(spare, dialer, address)
+	conn, err := dialer.DialContext(ctx, "tcp", address)
 	if err != nil {
 		return nil, err
 	}
@@ -282,6 +286,73 @@ func refusal(answer message.Message) error {
 		return &refusedError{int(refused.GetErrorCode()), refused.GetErrorMessage()}
 	}
 	return nil
+}
+
+// spareConns is how many connections of a session the driver makes one after the other: that for control, and the
+// first one for requests.
+const spareConns = 2
+
+// spares are connections for the session that is opened next, made at the same time as that by which the cluster is
+// inspected. It is safe for concurrent use.
+type spares struct {
+	dialing sync.WaitGroup
+
+	mu    sync.Mutex
+	conns []spareConn
+}
+
+// spareConn is a connection that nothing was sent on.
+type spareConn struct {
+	net.Conn
+	made time.Time
+}
+
+// spareFor is how long a spare connection is used. Cassandra closes one on which the client does not begin TLS within
+// 10 s.
+const spareFor = 8 * time.Second
+
+// dial makes connections in the background, until ctx ends. One that cannot be made is left to the session.
+func (p *spares) dial(ctx context.Context, dialer Dialer, address string) {
+	for range spareConns {
+		p.dialing.Go(func() {
+			c, err := dialer.DialContext(ctx, "tcp", address)
+			if err != nil {
+				return
+			}
+			p.mu.Lock()
+			defer p.mu.Unlock()
+			p.conns = append(p.conns, spareConn{c, time.Now()})
+		})
+	}
+}
+
+// take returns a connection to an address, which the caller closes; nil if there is none.
+func (p *spares) take(address string) net.Conn {
+	if p == nil {
+		return nil
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	i := slices.IndexFunc(p.conns, func(c spareConn) bool {
+		return c.RemoteAddr().String() == address && time.Since(c.made) < spareFor
+	})
+	if i < 0 {
+		return nil
+	}
+	c := p.conns[i].Conn
+	p.conns = slices.Delete(p.conns, i, i+1)
+	return c
+}
+
+// close closes the connections that no session has taken. The context of dial has ended.
+func (p *spares) close() {
+	p.dialing.Wait()
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, c := range p.conns {
+		_ = c.Close() // nothing was sent
+	}
+	p.conns = nil
 }
 
 // textMap decodes a map of texts of the native protocol: a count, and then each key and value after its length.
