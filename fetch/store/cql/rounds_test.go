@@ -1,3 +1,7 @@
+// The numbers are those of the driver of go.mod.
+
+//go:build !gocql
+
 package cql
 
 import (
