@@ -7,14 +7,13 @@ import (
 	"time"
 )
 
-// RoundEnds is how long no request comes at the end of a round of [Rounds].
-const RoundEnds = 50 * time.Millisecond
-
 // Rounds counts round trips in sequence, for tests of what a program waits for on a long link. Requests that come
-// before any of them is answered are one round. A round ends when no request has come for RoundEnds, and its answers
-// are passed on then. So the count does not depend on how fast the machine is, unless the program itself pauses for
-// longer. The zero value is ready for use. It is safe for concurrent use.
+// before any of them is answered are one round. A round ends when no request has come for the time Silence, and its
+// answers are passed on then. So the count does not depend on how fast the machine is, unless the program itself pauses
+// for longer: a test that counts too many rounds counts them again with twice the silence. It is safe for concurrent use.
 type Rounds struct {
+	Silence time.Duration // more than 0, and unchanged in use
+
 	mu     sync.Mutex
 	ended  int
 	timer  *time.Timer
@@ -27,11 +26,11 @@ func (r *Rounds) Join() (over <-chan struct{}) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.over != nil {
-		r.timer.Reset(RoundEnds)
+		r.timer.Reset(r.Silence)
 		return r.over
 	}
 	r.over = make(chan struct{})
-	r.timer = time.AfterFunc(RoundEnds, func() {
+	r.timer = time.AfterFunc(r.Silence, func() {
 		r.mu.Lock()
 		defer r.mu.Unlock()
 		if r.over == nil {

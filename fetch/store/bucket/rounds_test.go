@@ -2,6 +2,7 @@ package bucket
 
 import (
 	"testing"
+	"time"
 
 	"golang.org/x/sync/errgroup"
 
@@ -10,7 +11,7 @@ import (
 )
 
 // TestOpenRounds: the round trips in sequence until a store is open and prepared, and what many reads at once take
-// then. A round that the machine stretches counts as two, so the test tries again.
+// then. A round that the machine stretches counts as two, so the test tries again with longer rounds.
 func TestOpenRounds(t *testing.T) {
 	// The store connects, and reads two objects. Then it writes its row, and looks for a collection. Reads find the
 	// connections.
@@ -19,8 +20,8 @@ func TestOpenRounds(t *testing.T) {
 	server.MakeBucket("b")
 	url := at(server, "rounds")
 	found(t, url)
-	for range 5 {
-		rounds := &delay.Rounds{}
+	for silence := 50 * time.Millisecond; silence < 2*time.Second; silence *= 2 {
+		rounds := &delay.Rounds{Silence: silence}
 		opts := testOptions()
 		opts.Renew, opts.Connections = 0, connections
 		opts.Bucket.Dial = rounds.DialContext

@@ -11,6 +11,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/datastax/go-cassandra-native-protocol/datatype"
 	"github.com/datastax/go-cassandra-native-protocol/frame"
@@ -180,11 +181,11 @@ func (e *emptyStore) answer(r *frame.Frame, c *mockConn) message.Message {
 }
 
 // TestOpenRounds: the round trips in sequence until a store is open and prepared. A round that the machine stretches
-// counts as two, so the test tries again.
+// counts as two, so the test tries again with longer rounds.
 func TestOpenRounds(t *testing.T) {
 	var open, ready int
-	for range 5 {
-		open, ready = countRounds(t)
+	for silence := 50 * time.Millisecond; silence < 2*time.Second; silence *= 2 {
+		open, ready = countRounds(t, silence)
 		t.Logf("%d round trips until the store is open, %d until it is prepared", open, ready)
 		if open <= openRounds && ready <= readyRounds || t.Failed() {
 			return
@@ -194,10 +195,10 @@ func TestOpenRounds(t *testing.T) {
 }
 
 // countRounds opens and prepares a store, and returns after how many round trips each had ended.
-func countRounds(t *testing.T) (open, ready int) {
+func countRounds(t *testing.T, silence time.Duration) (open, ready int) {
 	t.Helper()
 	e := &emptyStore{}
-	server := &piped{answer: e.answer}
+	server := &piped{Rounds: delay.Rounds{Silence: silence}, answer: e.answer}
 	s, err := Open(t.Context(), "cql://127.0.0.1/mock?connect=1m&timeout=1m", Options{Logger: quiet, Dialer: server})
 	if err != nil {
 		t.Fatal(err)
