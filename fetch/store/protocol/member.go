@@ -25,8 +25,10 @@ type member struct {
 	// join the last one.
 	puts      []*generation // those with puts under way, and the one that puts join
 	beat      int64
-	announced Epoch     // the newest epoch that a written row has acknowledged
-	renewed   time.Time // when a row was last written; zero if never
+	announced Epoch // the newest epoch that a written row has acknowledged
+	// renewed is when the row was written that the state of collections was read after;
+	// zero if never. Callers of ensure rely on both.
+	renewed time.Time
 	// held are the snapshots that Snapshot has returned, by name. With inUse, an entry is
 	// removed after heldFor.
 	held    map[string]hold
@@ -216,6 +218,7 @@ func (s *Store) renew(ctx context.Context) error {
 func (s *Store) renewInTurn(ctx context.Context) error {
 	m := &s.member
 	for {
+		written := s.env.Now()
 		if err := s.announce(ctx); err != nil {
 			return fmt.Errorf("renew the row of this process: %w", err)
 		}
@@ -228,6 +231,7 @@ func (s *Store) renewInTurn(ctx context.Context) error {
 		}
 		m.mu.Lock()
 		again := m.known() > m.announced && m.state.Run != ""
+		m.renewed = written
 		m.mu.Unlock()
 		if !again {
 			break
@@ -274,7 +278,6 @@ func (s *Store) announce(ctx context.Context) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.announced = max(m.announced, row.Acked)
-	m.renewed = now
 	return nil
 }
 
