@@ -110,10 +110,10 @@ class Images:
         if decoder == "dali":
             from gpu.dali import batches, moved
 
-            feed = Feed(batches(url, self._sizes), moved, self._device)
+            feed = Feed(batches(url, self._sizes), moved, self._device, self._sizes.stalled)
         else:
             of_bytes = self._on_device if decoder == "nvjpeg" else self._moved
-            feed = Feed(self._batches(url, decoder), of_bytes, self._device)
+            feed = Feed(self._batches(url, decoder), of_bytes, self._device, self._sizes.stalled)
         try:
             return self._rate(feed.__next__)
         finally:

@@ -75,7 +75,7 @@ class Language:
 
     def rates(self, url: str) -> tuple[float, float]:
         """Tokens a second: of batches that are in the device's memory already, and fed by Bowstring."""
-        feed = Feed(self._batches(url), self._moved, self._device)
+        feed = Feed(self._batches(url), self._moved, self._device, self._sizes.stalled)
         try:
             kept = next(feed)
             return self._rate(lambda: kept), self._rate(feed.__next__)

@@ -14,17 +14,19 @@ import torch
 
 Tensors = tuple[torch.Tensor, ...]
 AHEAD = 2  # batches on the device that wait, and steps that the device has not done
-STALLED_S = 30.0  # after which a feed that gives nothing has failed; 14 workers start in some seconds
 
 
 class Feed:
     """Moves batches to the device in a thread and a CUDA stream of its own, so that copies run beside steps.
 
-    `moved` returns a batch's tensors on the device. The feed owns the iterator, and closes it.
+    `moved` returns a batch's tensors on the device. The feed owns the iterator, and closes it. If a feed gives nothing
+    for `stalled` seconds, it has failed.
     """
 
-    def __init__(self, batches: Iterator[Any], moved: Callable[[Any], Tensors], device: torch.device) -> None:
-        self._batches, self._moved, self._device = batches, moved, device
+    def __init__(
+        self, batches: Iterator[Any], moved: Callable[[Any], Tensors], device: torch.device, stalled: float
+    ) -> None:
+        self._batches, self._moved, self._device, self._stalled = batches, moved, device, stalled
         self._ready: queue.Queue[tuple[Tensors, torch.cuda.Event | None] | Exception] = queue.Queue(AHEAD)
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -53,9 +55,9 @@ class Feed:
 
     def __next__(self) -> Tensors:
         try:
-            item = self._ready.get(timeout=STALLED_S)
+            item = self._ready.get(timeout=self._stalled)
         except queue.Empty:
-            raise TimeoutError(f"no batch came in {STALLED_S:.0f} s") from None
+            raise TimeoutError(f"no batch came in {self._stalled:.0f} s") from None
         if isinstance(item, Exception):
             raise item
         tensors, copied = item
@@ -69,7 +71,7 @@ class Feed:
     def close(self) -> None:
         """End the thread, and the loader with it."""
         self._ended.set()
-        self._thread.join(STALLED_S)
+        self._thread.join(self._stalled)
 
 
 def rate(take: Callable[[], Tensors], step: Callable[..., None], units: int, warm: int, seconds: float) -> float:

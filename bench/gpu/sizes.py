@@ -13,6 +13,7 @@ class Sizes:
     batch: int
     warm: int  # steps before the clock starts
     seconds: float  # that a rate is measured
+    stalled: float  # seconds without a batch after which a feed has failed; 14 workers start in some seconds
     workers: int  # of a loader that decodes
     documents: int  # of the text, at most
     length: int  # tokens of a sequence
@@ -24,5 +25,5 @@ class Sizes:
     ring: str  # memory that the server shares with a stream
 
 
-FULL = Sizes(4096, 256, 6, 2.0, 14, 4000, 2048, 16, 1024, 8, 256 << 20, 20, "512MiB")
-DRY = Sizes(16, 4, 1, 0.05, 1, 40, 64, 2, 32, 1, 1 << 20, 2, "64MiB")
+FULL = Sizes(4096, 256, 6, 2.0, 30, 14, 4000, 2048, 16, 1024, 8, 256 << 20, 20, "512MiB")
+DRY = Sizes(16, 4, 1, 0.05, 300, 1, 40, 64, 2, 32, 1, 1 << 20, 2, "64MiB")
