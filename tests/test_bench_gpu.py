@@ -63,7 +63,7 @@ def test_the_folder_runs(binary: Path, lab: Path, tmp_path: Path) -> None:
         check=False,
         capture_output=True,
         text=True,
-        env=environment | {"PYTHON": sys.executable, "TMPDIR": str(tmp_path)},
+        env=environment | {"PYTHON": sys.executable},
     )
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads((out / "gpu.json").read_text())
