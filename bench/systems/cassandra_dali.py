@@ -167,9 +167,8 @@ def run(context: Context, smoke: bool) -> Found:
                     try:
                         if side != DALI:  # which decodes
                             with Busy() as meter:
-                                raw.setdefault(side, {}).setdefault(link, []).append(
-                                    bench.raw(side, link, 1000 * round_)
-                                )
+                                rate = bench.raw(side, link, 1000 * round_)
+                            raw.setdefault(side, {}).setdefault(link, []).append(rate)
                             busy[f"raw {side} {link}"] = meter.share
                         with Busy() as meter:
                             share, first_s = bench.trained(side, link, 1000 * round_)
