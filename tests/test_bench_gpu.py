@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import wheels
 from conftest import ROOT
 from gpu import bundle
 from gpu.images import Images
@@ -28,15 +29,6 @@ def stripped(program: Path, folder: Path) -> Path:
     return target
 
 
-def wheel(program: Path, folder: Path) -> Path:
-    """The package's wheel with the program in it."""
-    named = {"BOWSTRING_WHEEL_PROGRAM": str(program), "BOWSTRING_WHEEL_PLATFORM": "linux_x86_64"}
-    command: list[str | Path] = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", folder]
-    subprocess.run([*command, ROOT / "python"], check=True, capture_output=True, env=os.environ | named)
-    (made,) = folder.glob("*.whl")
-    return made
-
-
 def test_says_that_torch_is_missing(tmp_path: Path) -> None:
     """Python has no packages here."""
     command: list[str | Path] = [sys.executable, "-S", "-m", "gpu.main", "--out", tmp_path]
@@ -51,7 +43,8 @@ def test_says_that_torch_is_missing(tmp_path: Path) -> None:
 @pytest.mark.timeout(900)  # it takes 47 s of CPU time
 def test_the_folder_runs(binary: Path, lab: Path, tmp_path: Path) -> None:
     """Each part has its figures, and what needs a GPU is left out with the reason."""
-    made = wheel(stripped(binary, tmp_path), tmp_path)
+    wheels.build(ROOT / "python", stripped(binary, tmp_path), tmp_path)
+    (made,) = tmp_path.glob("*.whl")
     folder, out = tmp_path / "folder", tmp_path / "out"
     size = bundle.write(folder, made, stripped(lab, tmp_path), FEW)
     photographs = sum(path.stat().st_size for path in (folder / "photos").iterdir())

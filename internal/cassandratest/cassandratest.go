@@ -19,7 +19,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"math/rand/v2"
 	"net"
 	"os"
 	"os/exec"
@@ -31,6 +30,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"bowstring/internal/freeport"
 )
 
 // EnvAddr names a node that runs already, as HOST:PORT, to be used in place of
@@ -173,7 +174,7 @@ func StartCluster(t testing.TB) [3]*Node {
 	var ports [2]int
 	for i := range ports {
 		var err error
-		if ports[i], err = freePort("127.0.0.1"); err != nil {
+		if ports[i], err = freeport.On("127.0.0.1"); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -262,7 +263,7 @@ func start(opts Options) (*Node, error) {
 	for _, port := range []*int{&opts.Port, &opts.StoragePort} {
 		if *port == 0 {
 			var err error
-			if *port, err = freePort(opts.IP); err != nil {
+			if *port, err = freeport.On(opts.IP); err != nil {
 				return nil, err
 			}
 		}
@@ -397,26 +398,4 @@ func (w *tail) String() string {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return string(w.buf)
-}
-
-// givenPorts has the ports that freePort has returned.
-var givenPorts sync.Map
-
-// freePort finds a port without a listener. The kernel gives none of these to connections
-// of clients; one of those would be taken now and then before the node listens, half a
-// minute later. Another process could still listen there first, which tests accept.
-func freePort(ip string) (int, error) {
-	for try := 0; ; try++ {
-		port := 20_000 + rand.IntN(12_000)
-		if _, given := givenPorts.LoadOrStore(port, true); given {
-			continue
-		}
-		l, err := new(net.ListenConfig).Listen(context.Background(), "tcp", net.JoinHostPort(ip, strconv.Itoa(port)))
-		if err == nil {
-			return port, l.Close()
-		}
-		if try == 100 {
-			return 0, err
-		}
-	}
 }

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"bowstring/internal/cassandratest"
+	"bowstring/internal/freeport"
 )
 
 // cluster is three nodes, each behind two gates: one for other nodes, one for clients.
@@ -67,12 +68,11 @@ func startCluster(t *testing.T, logs string) *cluster {
 
 func freePort(t *testing.T) int {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
+	port, err := freeport.On("127.0.0.1")
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer l.Close()
-	return l.Addr().(*net.TCPAddr).Port
+	return port
 }
 
 // address of a store on the cluster.

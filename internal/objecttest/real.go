@@ -7,7 +7,6 @@ import (
 	"crypto/sha256"
 	"encoding/base64"
 	"fmt"
-	"math/rand/v2"
 	"net"
 	"net/http"
 	"os"
@@ -21,6 +20,7 @@ import (
 	"time"
 
 	"bowstring/fetch/object"
+	"bowstring/internal/freeport"
 )
 
 // ServersVariable names the folder that has real servers, as tests/objects/objects.sh leaves them.
@@ -108,21 +108,14 @@ func (l *lockedBuffer) String() string {
 	return l.b.String()
 }
 
-// freeAddress returns an address without a listener. The kernel gives none of these ports
-// to connections of clients. Another process could listen there first, which tests accept.
+// freeAddress returns an address without a listener.
 func freeAddress(t testing.TB) string {
 	t.Helper()
-	for try := 0; ; try++ {
-		at := net.JoinHostPort("127.0.0.1", strconv.Itoa(20_000+rand.IntN(12_000)))
-		l, err := (&net.ListenConfig{}).Listen(context.Background(), "tcp", at)
-		if err == nil {
-			_ = l.Close()
-			return at
-		}
-		if try == 100 {
-			t.Fatal(err)
-		}
+	port, err := freeport.On("127.0.0.1")
+	if err != nil {
+		t.Fatal(err)
 	}
+	return net.JoinHostPort("127.0.0.1", strconv.Itoa(port))
 }
 
 // Versity starts versitygw, an S3 server over a directory.

@@ -7,7 +7,6 @@ import (
 	"encoding/binary"
 	"fmt"
 	"io"
-	"math/rand/v2"
 	"net"
 	"slices"
 	"strconv"
@@ -21,6 +20,7 @@ import (
 	"github.com/datastax/go-cassandra-native-protocol/message"
 	"github.com/datastax/go-cassandra-native-protocol/primitive"
 
+	"bowstring/internal/freeport"
 	"bowstring/schema"
 )
 
@@ -77,23 +77,15 @@ type deed struct {
 	arrive func()          // called first
 }
 
-// port that is free on several addresses of the loopback interface.
+// freePort returns a port for mocks on several addresses of the loopback interface.
 func freePort(t testing.TB) int {
 	t.Helper()
-	for {
-		port := 20_000 + rand.IntN(12_000) // below the kernel's ephemeral ports
-		if _, taken := givenPorts.LoadOrStore(port, true); taken {
-			continue
-		}
-		if l, err := net.Listen("tcp", net.JoinHostPort("127.0.0.1", strconv.Itoa(port))); err == nil {
-			_ = l.Close()
-			return port
-		}
+	port, err := freeport.On("127.0.0.1")
+	if err != nil {
+		t.Fatal(err)
 	}
+	return port
 }
-
-// givenPorts has the ports that freePort has returned. A test that asks for two gets two.
-var givenPorts sync.Map
 
 // startMock runs a server until the end of the test.
 func startMock(t testing.TB, m *mock, ip string, port int) *mock {
